@@ -105,7 +105,7 @@ endfunction()
 # levels_run_test run as well.
 set(left_out)
 if(UNJAM_SANITIZE)
-  list(APPEND left_out copy_ring_explored_test courier_explored_test leaving_test protocol_test solo_reports_test
+  list(APPEND left_out copy_ring_explored_test courier_explored_test leaving_test protocol_test stream_call_reports_test
               plan_correct_test plan_levels_test)
 endif()
 if(UNJAM_SANITIZE MATCHES "thread")

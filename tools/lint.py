@@ -1,9 +1,9 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
 Layers of #include, pages that are named and not there, links and lengths of pages, one version
-everywhere, subjects of commits, clang-format, ruff (check and format), the site where `make docs`
-has been run, clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix formats instead
-of complaining (make format).
+everywhere, comments, subjects of commits, clang-format, ruff (check and format), the site where
+`make docs` has been run, clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix
+formats instead of complaining (make format).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import check_comments
 import check_commits
 import check_docs
 import check_layers
@@ -137,6 +138,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     """Runs every check, and raises one Failure that names those which failed."""
     steps = [
         ("layers", check_layers.main),
+        ("comments", check_comments.main),
         ("pages", check_pages.main),
         ("docs", check_docs.main),
         ("versions", check_versions),

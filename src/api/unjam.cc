@@ -322,7 +322,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
     if (unjamResult_t r = check_device(nranks, settings); r != UNJAM_SUCCESS) return r;
-    unjam::warn_of_unknown_variables(rank);
+    unjam::warn_of_variables(rank);
     World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
     unjamResult_t code = UNJAM_SUCCESS;
@@ -365,7 +365,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
     if (unjamResult_t r = check_device(nranks, settings); r != UNJAM_SUCCESS) return r;
-    unjam::warn_of_unknown_variables(0);
+    unjam::warn_of_variables(0);
     World::share_devices(nranks, settings);
     World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);

@@ -16,8 +16,8 @@
 
 namespace unjam {
 
-// Two cache lines: the adjacent-line prefetcher pairs lines, and an H200's L2 sector group is 128
-// B.
+// Two cache lines: the adjacent-line prefetcher pairs lines, and GPUs' L2 sector groups are as
+// long.
 inline constexpr std::size_t kFalseSharingBytes = 128;
 inline constexpr std::size_t kVectorBytes = 16;  // width of the widest device load and store
 

@@ -11,10 +11,9 @@
 // it was tried with): of the same kind, as short or long, among as many ranks, of which this one is
 // the same. That is a guess: the group may be another, or the one in front may not begin yet. Of
 // kinds whose data go one way it says nothing: who only sends is ahead of the others, and hears
-// nothing from them while all is well (with such evidence broadcasts of 25 MiB in one order took
-// 250 us instead of 126 on 2 H100s). Where ranks are called in one order disorder is rare, and the
-// order of the queue the better one: all ranks know it before they have all that is to be put in
-// order. So a lane only acts on it when it hears nothing, within one stay of its engine, for
+// nothing from them while all is well. Where ranks are called in one order disorder is rare, and
+// the order of the queue the better one: all ranks know it before they have all that is to be put
+// in order. So a lane only acts on it when it hears nothing, within one stay of its engine, for
 // EnginePolicy::order_after_us. (One that leaves sooner, as engines do where peers are not there at
 // all, has nobody to come together with.) In disorder it also takes in all newcomers, for the order
 // is to be one of all of them.
@@ -36,7 +35,7 @@ inline constexpr std::uint32_t kMostInOrder = 64;  // at a time
 
 // By one thread, or each word by another one, with barriers between the steps
 // (Passes::put_in_order()).
-struct OneOrder {
+struct AgreedOrder {
   std::uint32_t n = 0;
   std::uint16_t after = kNoSlot;  // what stands behind them
   std::uint16_t slots[kMostInOrder] = {}, sorted[kMostInOrder] = {};

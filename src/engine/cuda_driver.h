@@ -52,17 +52,17 @@ struct CudaRankOptions {
   std::uint32_t slots = 0;  // invocations under way at most
   std::uint32_t keys = 0;   // whose state is kept at most
   std::uint32_t block_threads = 512;
-  bool shares_device = false;            // with another rank of this process
-  std::uint64_t trace_events = 0;        // a lane
-  bool solo = true;                      // calls in streams may run without the engine
-  bool lines = false;                    // long packets are lines
-  bool whole_lines = false;              // see CudaDriver::lines_come_whole()
-  std::uint32_t solo_patience_us = 200;  // of those through slots: the least wait for a peer
-  bool solo_overlap = true;              // and whether they may begin as what is in front ends
-  bool copies = false;                   // lanes may ask copy engines, see engine/copy_ring.h
-  bool copies_stuck = false;             // for tests: nobody carries them out
-  std::uint64_t copies_in_flight = 0;    // bytes a peer, at most
-  std::vector<unsigned char*> bases;     // of all ranks' arenas
+  bool shares_device = false;                 // with another rank of this process
+  std::uint64_t trace_events = 0;             // a lane
+  bool in_stream = true;                      // calls in streams may run without the engine
+  bool lines = false;                         // long packets are lines
+  bool whole_lines = false;                   // see CudaDriver::lines_come_whole()
+  std::uint32_t in_stream_patience_us = 200;  // of those through slots: the least wait for a peer
+  bool in_stream_overlap = true;              // and whether they may begin as what is in front ends
+  bool copies = false;                        // lanes may ask copy engines, see engine/copy_ring.h
+  bool copies_stuck = false;                  // for tests: nobody carries them out
+  std::uint64_t copies_in_flight = 0;         // bytes a peer, at most
+  std::vector<unsigned char*> bases;          // of all ranks' arenas
   std::vector<void*> links;        // of all ranks: where host memory for HostLink is, see below
   WindowEntry* windows = nullptr;  // the rank's table, in host memory that the device reaches
   Room* rooms = nullptr;           // likewise

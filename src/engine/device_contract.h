@@ -24,8 +24,8 @@ namespace unjam {
 // The threads of a block, their barriers, and the leaf that moves a slice.
 template <class Dev>
 concept DrivesABlock = requires(Dev& dev, const SliceJob& job, bool x, std::uint32_t polls) {
-  typename Dev::Handle;                            // how the engine holds it: reference or value
-  { Dev::kStreams } -> std::convertible_to<bool>;  // satisfies MovesSlicesInAPipeline
+  typename Dev::Handle;                              // how the engine holds it: reference or value
+  { Dev::kPipelines } -> std::convertible_to<bool>;  // satisfies MovesSlicesInAPipeline
   { Dev::kInlinePacketFlags } -> std::convertible_to<bool>;  // has packet_leaf(), see below
   { Dev::kLaneInShared } -> std::convertible_to<bool>;  // LaneState lies in BlockShared meanwhile
   { Dev::kHostWatches } -> std::convertible_to<bool>;   // the host reads keys' figures at any time
@@ -100,7 +100,7 @@ concept TakesSubmissions = requires(Dev& dev, std::uint16_t& slot) {
 // Movers and posters of a pipeline of slices (slice_pipeline.h).
 template <class Dev>
 concept MovesSlicesInAPipeline = requires(Dev& dev, std::uint32_t& count, std::uint32_t value) {
-  { dev.streams() } -> std::convertible_to<bool>;          // whether this block has the three parts
+  { dev.pipelines() } -> std::convertible_to<bool>;        // whether this block has the three parts
   { dev.posts() } -> std::convertible_to<bool>;            // whether this thread is a poster
   { dev.groups() } -> std::convertible_to<std::uint32_t>;  // of movers: 1 or 2
   { dev.group() } -> std::convertible_to<std::uint32_t>;   // this one's
@@ -112,11 +112,11 @@ concept MovesSlicesInAPipeline = requires(Dev& dev, std::uint32_t& count, std::u
   dev.store_block(count, value);                                    // release
 };
 
-// Calls that are done whole (batches.h; docs/internals/whole-calls.md). whole_calls(tries, n,
+// Batches of calls (batches.h; docs/internals/batches.md). run_batch(tries, n,
 // time_slice, end_early) fills in the ends of the tries and ends with a barrier.
 template <class Dev>
-inline constexpr bool kDoesWholeCalls = [] {
-  if constexpr (requires { Dev::kWholeCalls; }) return Dev::kWholeCalls;
+inline constexpr bool kDoesBatches = [] {
+  if constexpr (requires { Dev::kBatches; }) return Dev::kBatches;
   return false;
 }();
 
@@ -153,9 +153,9 @@ concept MovesPackets = requires(Dev& dev, const SliceJob& job, std::uint32_t pol
 
 template <class Dev>
 concept EngineDevice = DrivesABlock<Dev> && SpeaksToOthers<Dev> && HostsALane<Dev> &&
-                       TakesSubmissions<Dev> && (!Dev::kStreams || MovesSlicesInAPipeline<Dev>) &&
+                       TakesSubmissions<Dev> && (!Dev::kPipelines || MovesSlicesInAPipeline<Dev>) &&
                        (!Dev::kInlinePacketFlags || MovesPackets<Dev>) &&
                        // Posters would have to hand slices to carriers.
-                       !(Dev::kStreams && kHasCarriers<Dev>);
+                       !(Dev::kPipelines && kHasCarriers<Dev>);
 
 }  // namespace unjam

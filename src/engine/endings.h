@@ -59,7 +59,7 @@ class Endings : protected Contexts<Dev> {
     s_.turn = s_.policy.shorter_turn(s_.turn);
   }
 
-  // By the lead: of an invocation that ends. overtook: see one_order.h.
+  // By the lead: of an invocation that ends. overtook: see agreed_order.h.
   UNJAM_HD void leave_queue(std::uint16_t slot, bool overtook) {
     lane_.disorder.note_end(overtook);
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
@@ -88,7 +88,7 @@ class Endings : protected Contexts<Dev> {
     if (!cancelled) Dev::publish(inv.key->done, inv.turn + 1);
     const std::uint64_t begun_ns = begin_step();
     dev_.complete(slot, cancelled ? Outcome::kCancelled : Outcome::kDone);
-    // (Of calls that were done whole each thread ends some.)
+    // (Of a batch each thread ends some.)
     if (dev_.leads()) end_step(Step::kWriteCqe, begun_ns);
     // Other lanes may sleep on the key's next invocation. (After the completion: whoever holds the
     // lane and sleeps may wait for that.)

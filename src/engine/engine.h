@@ -34,13 +34,13 @@ class Engine : protected Turns<Dev> {
       if (control) phase<&Engine::decide>(dev, rank, lane, shared);
       dev.sync();
       if (shared.quits) break;
-      if constexpr (kWholeCalls) {
-        const std::uint32_t wholes = shared.num_wholes;
+      if constexpr (kBatches) {
+        const std::uint32_t wholes = shared.num_in_batch;
         if (wholes != 0) {
-          dev.whole_calls(shared.wholes, wholes, shared.turn, [&](std::uint32_t i) {
+          dev.run_batch(shared.batch, wholes, shared.turn, [&](std::uint32_t i) {
             phase<&Engine::end_early>(dev, rank, lane, shared, i);
           });
-          if (control) phase<&Engine::end_wholes>(dev, rank, lane, shared);
+          if (control) phase<&Engine::end_batch>(dev, rank, lane, shared);
           continue;
         }
       }
@@ -62,8 +62,8 @@ class Engine : protected Turns<Dev> {
           continue;
         }
       }
-      if constexpr (Dev::kStreams) {
-        if (dev.streams()) {
+      if constexpr (Dev::kPipelines) {
+        if (dev.pipelines()) {
           if (control) {
             phase<&Engine::stream>(dev, rank, lane, shared);
           } else if (dev.posts()) {
@@ -86,10 +86,10 @@ class Engine : protected Turns<Dev> {
   }
 
  protected:
-  using Base::add_wholes, Base::begin_turn, Base::carry, Base::copy_vectors, Base::count,
+  using Base::fill_batch, Base::begin_turn, Base::carry, Base::copy_vectors, Base::count,
       Base::count_part, Base::dev_, Base::end_early, Base::end_stream, Base::end_turn,
-      Base::end_wholes, Base::kCancelledNow, Base::kCarries, Base::kMove, Base::kQuit,
-      Base::kWholeCalls, Base::kWide, Base::lane_, Base::lane_index_, Base::move_stream,
+      Base::end_batch, Base::kCancelledNow, Base::kCarries, Base::kMove, Base::kQuit,
+      Base::kBatches, Base::kWide, Base::lane_, Base::lane_index_, Base::move_stream,
       Base::next_command, Base::packets_missing, Base::post_stream, Base::prepare, Base::publish,
       Base::rank_, Base::record, Base::s_, Base::save, Base::stream;
 
@@ -116,7 +116,7 @@ class Engine : protected Turns<Dev> {
       s_.moved = s_.heard = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = s_.fetching = s_.fetched = false;
       s_.quit_for = QuitFor::kCalledAway;
-      s_.num_wholes = 0;
+      s_.num_in_batch = 0;
       s_.which = 0;
       s_.loaded = false;
       s_.late_since_ns = s_.unheard_since_ns = 0;
@@ -153,10 +153,10 @@ class Engine : protected Turns<Dev> {
           if (dev_.leads()) s_.quits = true;
           return;
         }
-        if constexpr (kWholeCalls) {
-          if (s_.num_wholes != 0) {
-            phase<&Engine::add_wholes>(dev_, rank_, lane_index_, s_);
-            if (s_.num_wholes != 0) return;
+        if constexpr (kBatches) {
+          if (s_.num_in_batch != 0) {
+            phase<&Engine::fill_batch>(dev_, rank_, lane_index_, s_);
+            if (s_.num_in_batch != 0) return;
           }
         }
         phase<&Engine::begin_turn>(dev_, rank_, lane_index_, s_);

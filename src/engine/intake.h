@@ -97,7 +97,7 @@ class Intake : protected Endings<Dev> {
 
   // ---- newcomers ----
 
-  // See one_order.h. The fixed policy is a queue in the order of calls, and nothing else.
+  // See agreed_order.h. The fixed policy is a queue in the order of calls, and nothing else.
   UNJAM_HD bool in_disorder() const {
     return s_.policy.stickiness == StickinessPolicy::kAdaptive &&
            s_.policy.order == OrderPolicy::kFifo && lane_.disorder.expected();
@@ -105,7 +105,7 @@ class Intake : protected Endings<Dev> {
 
   // Something urgent is in the mailbox, maybe behind many letters, and all that is in the queue is
   // long: letters are taken in until it is found.
-  UNJAM_HD bool digs() const {
+  UNJAM_HD bool drains_for_urgent() const {
     return lane_.shorts == 0 && load_relaxed_local(mailbox_.urgent) != lane_.urgent_taken;
   }
 
@@ -117,7 +117,7 @@ class Intake : protected Endings<Dev> {
       if (dev_.leads()) {
         const std::uint32_t size = lane_.queue.size();
         const std::uint32_t room = size < kActiveContexts ? kActiveContexts - size : 1;
-        n = mailbox_.count(in_disorder() || digs() ? kActiveContexts : room);
+        n = mailbox_.count(in_disorder() || drains_for_urgent() ? kActiveContexts : room);
       }
       n = tell(n);
       const std::uint64_t begun_ns = begin_step();
@@ -130,13 +130,13 @@ class Intake : protected Endings<Dev> {
       }
       dev_.sync_control();
       if (dev_.leads() && n != 0) {
-        for (std::uint32_t i = 0; i < n; ++i) take_letter(s_.newcomers[i]);
+        for (std::uint32_t i = 0; i < n; ++i) take_entry(s_.newcomers[i]);
         mailbox_.take(n);
         s_.fetched = true;
         end_step(Step::kPrepare, begun_ns, n);
       }
       dev_.sync_control();
-      more = tell(dev_.leads() && n == kActiveContexts && digs() ? 1 : 0) != 0;
+      more = tell(dev_.leads() && n == kActiveContexts && drains_for_urgent() ? 1 : 0) != 0;
     }
   }
 
@@ -149,13 +149,13 @@ class Intake : protected Endings<Dev> {
     // It takes one thread too long: left to fetch_several().
     if (clears_room(rank_.invocations[slot])) return false;
     mailbox_.take(1);
-    take_letter(receive(slot));
+    take_entry(receive(slot));
     end_step(Step::kPrepare, begun_ns);
     return true;
   }
 
   // By the lead.
-  UNJAM_HD void take_letter(const Newcomer& found) {
+  UNJAM_HD void take_entry(const Newcomer& found) {
     if (found.command || found.is_short) ++lane_.urgent_taken;  // as is_urgent() says
     line_up(found);
   }
@@ -186,7 +186,7 @@ class Intake : protected Endings<Dev> {
     return found;
   }
 
-  // What invocations whose order may say something have in common, see one_order.h; else 0. (Not
+  // What invocations whose order may say something have in common, see agreed_order.h; else 0. (Not
   // the group: the key's state may be another's yet. Among more than 4,095 ranks others may look
   // alike, which costs a moment of order.)
   UNJAM_HD static std::uint32_t likeness(const Invocation& inv, bool is_short) {

@@ -55,7 +55,7 @@ struct KeyState {
   LaneKey* lanes = nullptr;  // [lanes]
 };
 
-inline constexpr std::uint8_t kWholeStream = 0xff, kWholeCrowd = 0xfe, kWholeTwoHops = 0xfd;
+inline constexpr std::uint8_t kPipelined = 0xff, kPipelinedIfContended = 0xfe, kBatchTwoHops = 0xfd;
 
 struct Lowered;  // plan/lower.h
 
@@ -94,11 +94,11 @@ struct alignas(16) Invocation {
   Op op = Op::kSum;
   Protocol protocol = Protocol::kSlot;
   std::uint16_t slot = 0;  // index of the invocation's slot at this rank
-  // The device may try a lane's part whole (Engine: "Whole calls"). 0: no; kWholeStream: chunk
-  // after chunk; kWholeCrowd: such a one where others of some length are in the queue as well;
-  // kWholeTwoHops: of packets that make two hops, by three primitives; else the primitives in front
-  // of the one that receives, which is the last, and 1.
-  std::uint8_t whole = 0;
+  // The device may try a lane's part in a batch (docs/internals/batches.md). 0: no;
+  // kPipelined: chunk after chunk; kPipelinedIfContended: such a one where others of some length
+  // are in the queue as well; kBatchTwoHops: of packets that make two hops, by three primitives;
+  // else the primitives in front of the one that receives, which is the last, and 1.
+  std::uint8_t batch = 0;
 
   // offset: elements from the beginning of the whole vector.
   UNJAM_HD const unsigned char* input_at(std::uint64_t offset) const {

@@ -52,7 +52,7 @@ class LaneView {
     }
   }
 
-  static constexpr bool kWholeCalls = kDoesWholeCalls<Dev>;
+  static constexpr bool kBatches = kDoesBatches<Dev>;
   static constexpr bool kCarries = kHasCarriers<Dev>;
   static constexpr bool kGates = kHasGates<Dev>;
   static constexpr bool kWide = kIsWide<Dev>;
@@ -89,15 +89,15 @@ class LaneView {
   }
 
   UNJAM_HD static bool is_stream(const Invocation& inv) {
-    return inv.whole == kWholeStream || inv.whole == kWholeCrowd;
+    return inv.batch == kPipelined || inv.batch == kPipelinedIfContended;
   }
 
   // Whether a lane's part is some quantum's slices at most, roughly: without a division, which
   // takes a GPU a microsecond, and alike whenever it is asked. (Packets of GPUs are one loop.)
   UNJAM_HD bool is_short(const Invocation& inv) const {
     // (A stream is as long as a quantum, however few its slices are: of another that would be
-    // interrupted as well, each rank at a moment of its own. So it is for a device that does none
-    // whole, too: lanes, and what counts such as are short, go from one to another.)
+    // interrupted as well, each rank at a moment of its own. So it is for a device that has no
+    // batches, too: lanes, and what counts such as are short, go from one to another.)
     if (is_stream(inv)) return false;
     if constexpr (Dev::kInlinePacketFlags) {
       if (has_inline_flags(inv.protocol)) return true;

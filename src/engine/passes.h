@@ -18,8 +18,9 @@ class Passes : protected Intake<Dev> {
   using typename Base::DevHandle;
 
  protected:
-  using Base::count, Base::dev_, Base::digs, Base::fetch, Base::holds, Base::in_disorder,
-      Base::is_short, Base::lane_, Base::lane_index_, Base::mailbox_, Base::rank_, Base::s_;
+  using Base::count, Base::dev_, Base::drains_for_urgent, Base::fetch, Base::holds,
+      Base::in_disorder, Base::is_short, Base::lane_, Base::lane_index_, Base::mailbox_,
+      Base::rank_, Base::s_;
 
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
   static constexpr std::uint32_t kLatePasses = 6;
@@ -44,12 +45,11 @@ class Passes : protected Intake<Dev> {
   // FIFO order aims to empty the queue: it fetches only when nothing has come for what is in it,
   // or when what moves has given way (a small newcomer does not sit behind a gigabyte).
   // Then as many as there is room for contexts at hand, for peers may be at any of them: with one
-  // a pass, each pass with its waits, eight all-reduces in random orders took 2.7 times as long
-  // as in one order on 4 GPUs. Where ranks are in disorder all are taken in, for an order that all
-  // have is one of all of them (one_order.h).
+  // a pass, ranks in random orders would meet late, each pass with its waits. Where ranks are in
+  // disorder all are taken in, for an order that all have is one of all of them (agreed_order.h).
   UNJAM_HD bool wants_newcomers() {
-    s_.fetching = !s_.fetching &&
-                  (lane_.queue.empty() || !s_.heard || s_.quantum_over || in_disorder() || digs());
+    s_.fetching = !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over ||
+                                   in_disorder() || drains_for_urgent());
     if (s_.fetching) s_.fetched = false;
     return s_.fetching;
   }
@@ -141,11 +141,11 @@ class Passes : protected Intake<Dev> {
       lane_.open_since_ns = now;
     }
     s_.unordered = false;
-    return s_.was_ordered = s_.one_order.take(lane_.queue);
+    return s_.was_ordered = s_.agreed_order.take(lane_.queue);
   }
 
   UNJAM_HD void put_in_order() {
-    OneOrder& o = s_.one_order;
+    AgreedOrder& o = s_.agreed_order;
     const auto each = [&](auto step) {
       for (std::uint32_t i = dev_.first(); i < o.n; i += dev_.stride()) step(i);
       dev_.sync_control();
@@ -195,8 +195,7 @@ class Passes : protected Intake<Dev> {
   // Whether who has had its turn gives way, in FIFO order only to what is short; newcomers are
   // taken in to see what they are, some at a time, behind a quantum in any case. Others that are as
   // long would only change places with it. The peers, which change places at moments of their own,
-  // would then rarely be at the same ones, and none would come to its flow: 32 all-reduces of 256
-  // MiB beside streams took five times as long on 2 GPUs as one behind the other.
+  // would then rarely be at the same ones, and none would come to its flow.
   UNJAM_HD bool others_wait() {
     if (lane_index_ == 0 && dev_.submissions_wait()) return true;
     if (s_.policy.order == OrderPolicy::kPriority) {
@@ -218,7 +217,7 @@ class Passes : protected Intake<Dev> {
   // By the lead: whether what is long waits for the next pass, behind one that has waited for peers
   // in vain. If something had come for it, they have been here, and are elsewhere. Where calls are
   // long each rank then found what others had sent ahead, one call after the other, and all went
-  // around the queue behind each other (lab/nccl-notes.md, "By slices"). The head of the queue is
+  // around the queue behind each other. The head of the queue is
   // what they have in common, mostly; so there they wait for each other. (If it is among others, it
   // is not, and may be slow. And if it has not had its turn it cannot go on; whose key it has may
   // not be said yet, either.)

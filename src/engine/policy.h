@@ -21,8 +21,8 @@ struct EnginePolicy {
   std::uint32_t quantum_slices = 64;  // slices in a row at most while others wait
   std::uint32_t residency_us = 5000;  // longest stay when nobody waits
   std::uint32_t idle_passes = 2;      // passes without progress before quitting
-  std::uint32_t most_streams = 8;     // of those that are tried whole, see Batches::add_wholes()
-  std::uint32_t order_after_us = 50;  // nothing was heard for so long: see one_order.h
+  std::uint32_t most_pipelined = 8;   // in one batch, see Batches::fill_batch()
+  std::uint32_t order_after_us = 50;  // nothing was heard for so long: see agreed_order.h
 
   // Slices behind which what is long looks for others: its turn. A short one, for they take less
   // than a quantum of it. Twice as long each time it has given way, for they may wait for peers in

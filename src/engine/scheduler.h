@@ -17,8 +17,8 @@ class Scheduler : protected Batches<Dev> {
 
  protected:
   using Base::begin_pass, Base::dev_, Base::drained, Base::end_pass, Base::fetch_several,
-      Base::finish, Base::hand_on_submissions, Base::holds, Base::how_whole, Base::is_patient,
-      Base::is_short, Base::is_worth_a_wait, Base::kWholeCalls, Base::lane_, Base::lane_index_,
+      Base::finish, Base::hand_on_submissions, Base::holds, Base::how_batched, Base::is_patient,
+      Base::is_short, Base::is_worth_a_wait, Base::kBatches, Base::lane_, Base::lane_index_,
       Base::note_done, Base::put_in_order, Base::rank_, Base::s_, Base::tell, Base::too_late,
       Base::wants_newcomers, Base::wants_one_order;
 
@@ -89,16 +89,16 @@ class Scheduler : protected Batches<Dev> {
       if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
       if (s_.position == 0) s_.front = inv.seed;
       s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
-      if constexpr (kWholeCalls) {
-        const Whole how = cached || holds() ? Whole::kNot : how_whole(inv);
-        if (how != Whole::kNot) {
-          if (how == Whole::kAll && is_worth_a_wait(inv)) {
+      if constexpr (kBatches) {
+        const BatchWay how = cached || holds() ? BatchWay::kNot : how_batched(inv);
+        if (how != BatchWay::kNot) {
+          if (how == BatchWay::kAll && is_worth_a_wait(inv)) {
             s_.threshold = dev_.threshold(s_.policy.beside_long(s_.threshold));
           }
-          s_.wholes[0] = {slot, how, s_.threshold};
-          s_.wholes[0].patient = is_patient(inv);
-          note_done(s_.wholes[0]);
-          s_.num_wholes = 1;
+          s_.batch[0] = {slot, how, s_.threshold};
+          s_.batch[0].patient = is_patient(inv);
+          note_done(s_.batch[0]);
+          s_.num_in_batch = 1;
         }
       }
       return kRun;

@@ -1,6 +1,6 @@
 // Several slices of a turn under way at once, where a block has threads enough: control threads
 // look for slices and hand them on, movers move them, posters publish them in order. Which words
-// order the three is said at StreamOfSlices (engine/state.h), and why in docs/internals/engine.md.
+// order the three is said at PipelineState (engine/state.h), and why in docs/internals/engine.md.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class SlicePipeline : protected Slices<Dev> {
   // By the control threads. The first slice's job was made before the barrier.
   UNJAM_HD void stream() {
     ActiveContext& a = active();
-    StreamOfSlices& stream = s_.stream;
+    PipelineState& stream = s_.pipeline;
     for (std::uint32_t n = 0;; ++n) {
       // Slice n is on its way.
       count_slice(a);
@@ -35,7 +35,7 @@ class SlicePipeline : protected Slices<Dev> {
         dev_.store_block(stream.counted, n + 1);
         move_on(a);
         goes_on = !s_.ended && !holds() && may_go_on() == kMove;
-        s_.which = (n + 1) % kStreamDepth;
+        s_.which = (n + 1) % kPipelineDepth;
       }
       if (tell(goes_on ? 1 : 0) == 0 || !prepare_next(a, n)) {
         if (dev_.leads()) dev_.store_block(stream.total, n + 1);
@@ -46,9 +46,9 @@ class SlicePipeline : protected Slices<Dev> {
 
   // Hands slice n + 1 on. False: it is not ready although all before are published.
   UNJAM_HD bool prepare_next(ActiveContext& a, std::uint32_t n) {
-    std::uint32_t& posted = s_.stream.posted;
+    std::uint32_t& posted = s_.pipeline.posted;
     // Whose place it takes; or what it may read.
-    std::uint32_t before = n + 2 > kStreamDepth ? n + 2 - kStreamDepth : 0;
+    std::uint32_t before = n + 2 > kPipelineDepth ? n + 2 - kPipelineDepth : 0;
     if (slice_flags() & kFromOutput) before = n + 1;
     // (Here the block waits for itself alone.)
     while (!dev_.all(!dev_.leads() || dev_.load_block(posted) >= before)) dev_.relax(1);
@@ -68,9 +68,9 @@ class SlicePipeline : protected Slices<Dev> {
 
   // By the lead: each job of slice n is for the group of movers that has had less.
   UNJAM_HD void give_to_movers(std::uint32_t n) {
-    if constexpr (Dev::kStreams) {
-      StreamOfSlices& stream = s_.stream;
-      const std::uint32_t place = n % kStreamDepth;
+    if constexpr (Dev::kPipelines) {
+      PipelineState& stream = s_.pipeline;
+      const std::uint32_t place = n % kPipelineDepth;
       for (std::uint32_t in = 0; in < (s_.pair ? 2u : 1u); ++in) {
         std::uint32_t group = 0;
         for (std::uint32_t g = 1; g < dev_.groups(); ++g) {
@@ -78,7 +78,7 @@ class SlicePipeline : protected Slices<Dev> {
         }
         stream.cost[group] += cost_of(in != 0);
         const std::uint32_t k = stream.given[group];
-        stream.turns[group][k % (2 * kStreamDepth)] = 2 * place + in;
+        stream.turns[group][k % (2 * kPipelineDepth)] = 2 * place + in;
         stream.expected[place] += dev_.movers();
         dev_.store_block(stream.given[group], k + 1);
       }
@@ -103,7 +103,7 @@ class SlicePipeline : protected Slices<Dev> {
 
   UNJAM_HD static void move_stream(DevHandle dev, BlockShared& block) {
     BlockShared& shared = here(block);
-    StreamOfSlices& stream = shared.stream;
+    PipelineState& stream = shared.pipeline;
     const std::uint32_t g = dev.group();
     for (std::uint32_t k = 0;; ++k) {
       while (dev.load_block(stream.given[g]) <= k) {
@@ -111,9 +111,9 @@ class SlicePipeline : protected Slices<Dev> {
         if (dev.load_block(stream.total) != 0 && dev.load_block(stream.given[g]) <= k) return;
         dev.relax(1);
       }
-      // Overwritten when the group is given number k + 2 * kStreamDepth, which is of a slice that
+      // Overwritten when the group is given number k + 2 * kPipelineDepth, which is of a slice that
       // takes this one's place, or a later one's.
-      const std::uint32_t j = stream.turns[g][k % (2 * kStreamDepth)];
+      const std::uint32_t j = stream.turns[g][k % (2 * kPipelineDepth)];
       dev.leaf(shared.jobs[j]);
       dev.stored(stream.stored[j / 2]);
     }
@@ -121,14 +121,14 @@ class SlicePipeline : protected Slices<Dev> {
 
   UNJAM_HD static void post_stream(DevHandle dev, BlockShared& block) {
     BlockShared& shared = here(block);
-    StreamOfSlices& stream = shared.stream;
+    PipelineState& stream = shared.pipeline;
     for (std::uint32_t n = 0;; ++n) {
       while (dev.load_block(stream.counted) <= n) {
         const std::uint32_t total = dev.load_block(stream.total);
         if (total != 0 && total <= n) return;
         dev.relax(1);
       }
-      const std::uint32_t place = n % kStreamDepth;
+      const std::uint32_t place = n % kPipelineDepth;
       // (Written before the slice was counted, and next when this one is posted.)
       const std::uint32_t all = stream.expected[place];
       while (dev.load_block(stream.stored[place]) != all) dev.relax(1);

@@ -6,9 +6,9 @@
 #include "base/atomics.h"
 #include "base/portability.h"
 #include "device/leaf.h"
+#include "engine/agreed_order.h"
 #include "engine/cq.h"
 #include "engine/invocation.h"
-#include "engine/one_order.h"
 #include "engine/policy.h"
 #include "engine/queues.h"
 #include "engine/task_queue.h"
@@ -80,7 +80,7 @@ struct LaneStats {
   std::uint64_t bytes_sent = 0;
   std::uint64_t borrowed = 0;
   std::uint64_t into_outputs = 0;  // slices that were stored straight into a peer's output
-  std::uint64_t wholes = 0;        // invocations whose part here was done whole
+  std::uint64_t batched = 0;       // invocations whose part here was done in a batch
   std::uint64_t starts = 0;
   std::uint64_t quits = 0;
   std::uint64_t idle_quits = 0;   // of them, with nothing in the queue
@@ -89,7 +89,7 @@ struct LaneStats {
   std::uint64_t completed = 0;
   std::uint64_t passes = 0;
   std::uint64_t no_connector = 0;  // attempts that found every connector in use
-  std::uint64_t orderings = 0;     // times that the queue was put in order, see one_order.h
+  std::uint64_t orderings = 0;     // times that the queue was put in order, see agreed_order.h
   std::uint64_t queue_peak = 0;
   StepTime steps[kSteps];
 };
@@ -103,7 +103,8 @@ struct alignas(16) LaneState {
   // Of the invocations in the queue, those that are in `stats.completed` already: the lane had done
   // them by itself before the engine saw them.
   std::uint64_t counted = 0;
-  std::uint64_t open_since_ns = 0;  // what is put in order together was first put so: one_order.h
+  std::uint64_t open_since_ns =
+      0;  // what is put in order together was first put so: agreed_order.h
   Disorder disorder;
   // Of those in the queue, how many are short, see LaneView::is_short().
   std::uint64_t shorts = 0;
@@ -140,7 +141,7 @@ struct RankState {
 };
 
 // Slices of a turn that are under way at once, see slice_pipeline.h.
-inline constexpr std::uint32_t kStreamDepth = 4;
+inline constexpr std::uint32_t kPipelineDepth = 4;
 inline constexpr std::uint32_t kMoverGroups = 2;  // at most
 // How long an element of a slice takes the movers, in no unit: what they load, and what they store,
 // which takes kLinkCost times as long where it goes through a link.
@@ -150,8 +151,8 @@ UNJAM_HD constexpr std::uint32_t cost_of_element(std::uint32_t loads, std::uint3
   return loads + kLinkCost * through_links + stores;
 }
 // What orders control threads, movers and posters of a pipeline (slice_pipeline.h). A place is a
-// slice's number modulo kStreamDepth.
-struct StreamOfSlices {
+// slice's number modulo kPipelineDepth.
+struct PipelineState {
   // By the lead; release: what publishing the slice takes, and `expected`. A poster that reads more
   // than n (acquire) publishes slice n.
   std::uint32_t counted = 0;
@@ -163,12 +164,13 @@ struct StreamOfSlices {
   // By each mover, by place: jobs done there, of this slice and all before it; release: its loads
   // and stores of a job. A poster that reads as many as are expected (acquire), and then fences,
   // publishes behind all of them. (One that has nothing to publish does not fence.)
-  std::uint32_t stored[kStreamDepth] = {};
-  std::uint32_t expected[kStreamDepth] = {};
+  std::uint32_t stored[kPipelineDepth] = {};
+  std::uint32_t expected[kPipelineDepth] = {};
   // By the lead, to each group of movers: how many jobs it was given; release: the job, and which
   // it is. A mover that reads more than k (acquire) does its group's job k.
   std::uint32_t given[kMoverGroups] = {};
-  std::uint32_t turns[kMoverGroups][2 * kStreamDepth] = {};  // which job, by number of the group's
+  std::uint32_t turns[kMoverGroups][2 * kPipelineDepth] =
+      {};                                 // which job, by number of the group's
   std::uint64_t cost[kMoverGroups] = {};  // of all its jobs, see SlicePipeline::cost_of()
 };
 
@@ -184,17 +186,17 @@ struct Posting {
   What what = kNothing;
 };
 
-// Invocations that are tried whole, together, see batches.h.
-inline constexpr std::uint32_t kMostWholes = 8;
-enum class Whole : std::uint16_t {
+// A batch of invocations, see batches.h.
+inline constexpr std::uint32_t kMostInBatch = 8;
+enum class BatchWay : std::uint16_t {
   kNot,    // slice by slice
   kLater,  // it may not begin yet
   kAll,
   kReceiving,   // what it sends at first was sent before
   kCollecting,  // of two hops: what comes of the first was sent, too
-  kStream,      // chunk after chunk, see kWholeStream; together with its like alone
+  kPipelined,   // chunk after chunk, see kPipelined; together with its like alone
 };
-enum class WholeEnd : std::uint32_t {
+enum class BatchEnd : std::uint32_t {
   kDone,
   kWaits,        // what it sends was sent (of a stream: some, or none, as of the rest); what it
                  // receives has not come in time
@@ -204,11 +206,11 @@ enum class WholeEnd : std::uint32_t {
                  // this engine leaves; whether it could go on was not found out
   kUnable,       // nothing was done
 };
-struct WholeTry {
+struct BatchEntry {
   std::uint16_t slot = kNoSlot;
-  Whole how = Whole::kNot;
+  BatchWay how = BatchWay::kNot;
   std::uint32_t polls = 0;  // granted
-  WholeEnd end = WholeEnd::kUnable;
+  BatchEnd end = BatchEnd::kUnable;
   std::uint16_t sends = 0;  // primitives that are done if it waits
   bool receives = false;
   bool is_short = false;
@@ -244,8 +246,8 @@ static_assert(kMostNeighbours < kMaxLeafSources, "a slice has one more: the rank
 // touch what, and when: see docs/internals/engine.md.
 struct BlockShared {
   // Of a slice, or a stream's slices by number: two each, the second for slices that have two.
-  SliceJob jobs[2 * kStreamDepth];
-  StreamOfSlices stream;
+  SliceJob jobs[2 * kPipelineDepth];
+  PipelineState pipeline;
   ActiveContext active[kActiveContexts];
   // Copies of what is constant, so that no look at a peer begins in slow memory.
   LaneTransport transport;  // with `bases`, if they are all there
@@ -255,17 +257,17 @@ struct BlockShared {
   LaneState lane;  // where Dev::kLaneInShared
 
   // ---- read by all control threads ----
-  std::uint32_t told = 0;                                   // see LaneView::tell()
-  bool quits = false;                                       // the block leaves
-  std::uint32_t which = 0;                                  // the place of the slice being made
-  Posting postings[kStreamDepth][2 * kMostNeighbours + 2];  // by place
-  std::uint32_t num_postings[kStreamDepth] = {};
+  std::uint32_t told = 0;                                     // see LaneView::tell()
+  bool quits = false;                                         // the block leaves
+  std::uint32_t which = 0;                                    // the place of the slice being made
+  Posting postings[kPipelineDepth][2 * kMostNeighbours + 2];  // by place
+  std::uint32_t num_postings[kPipelineDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
   bool carried = false;  // it is a carrier's, see is_carried()
   Newcomer newcomers[kActiveContexts];
-  std::uint32_t num_wholes = 0;
-  WholeTry wholes[kMostWholes];
-  OneOrder one_order;
+  std::uint32_t num_in_batch = 0;
+  BatchEntry batch[kMostInBatch];
+  AgreedOrder agreed_order;
   bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;

@@ -14,7 +14,7 @@ struct QueueLink {
   std::uint16_t next = kNoSlot;
   std::uint16_t prev = kNoSlot;
   std::int32_t priority = 0;
-  std::uint32_t alike = 0;  // the same of those whose order says something (one_order.h), or 0
+  std::uint32_t alike = 0;  // the same of those whose order says something (agreed_order.h), or 0
 };
 
 class TaskQueue {
@@ -60,7 +60,7 @@ class TaskQueue {
     return l.alike != 0 && l.prev != kNoSlot && links_[l.prev].alike == l.alike;
   }
 
-  // ---- putting what is in it in an order (one_order.h), but by priority ----
+  // ---- putting what is in it in an order (agreed_order.h), but by priority ----
 
   // What is closed stands in front, and is put in order no more.
   UNJAM_HD std::uint16_t first_open() const {

@@ -53,7 +53,7 @@ class Turns : protected SlicePipeline<Dev> {
   UNJAM_HD std::uint32_t prepare() {
     if (dev_.leads()) {
       s_.which = 0;
-      s_.stream = {};
+      s_.pipeline = {};
     }
     const std::uint32_t goes_on = tell(dev_.leads() ? may_go_on() : std::uint32_t{kMove});
     if (goes_on != kMove) return goes_on;

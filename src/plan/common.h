@@ -48,10 +48,7 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
 // default, and what one of them moves at once.
 inline constexpr std::uint64_t kPacketMovers = 480, kPacketUnitBytes = 8;
 // Messages from this size on go as lines, if any do; and those that each rank has for all others in
-// one hop. (In a stream, packets and lines of 32 KiB, us: all-reduces between two H200s 7.2
-// and 6.9, of four ranks on two 8.7 and 8.0; all-gathers 6.8 and 6.6, 8.4 and 7.9,
-// reduce-scatters 7.2 and 7.0, 8.9 and 8.3. Broadcasts between two 5.6 and 5.9, reductions 5.9
-// and 6.0.)
+// one hop, where lines are worth it sooner than where only one rank has a message.
 inline constexpr std::uint64_t kLeastLineBytes = 64 << 10, kLeastLineToAllBytes = 32 << 10;
 
 // The first lane for a plan of few lanes on a GPU, of `all`: by the key's tag, so that calls under

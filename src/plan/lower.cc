@@ -96,16 +96,16 @@ class Lowering {
 
   std::uint64_t units_of(std::uint64_t bytes) const {
     if (plan_.protocol == Protocol::kLine) return line_places(bytes);
-    return (bytes + kSoloUnitBytes - 1) / kSoloUnitBytes;
+    return (bytes + kStreamCallUnitBytes - 1) / kStreamCallUnitBytes;
   }
   // Of a lane, without the engine: what is reduced is kept until all of it has come.
   std::uint64_t most_reduced_units() const {
-    return std::uint64_t{kSoloUnits} * (limits_.block_threads - kSoloControl);
+    return std::uint64_t{kStreamCallUnits} * (limits_.block_threads - kStreamCallControl);
   }
   // Of a block whose movers have so many units, one each if there are enough threads.
   unsigned threads_for(std::uint64_t units) const {
-    return static_cast<unsigned>(std::clamp<std::uint64_t>((units + kSoloControl + 63) / 64 * 64,
-                                                           kLeastThreads, limits_.block_threads));
+    return static_cast<unsigned>(std::clamp<std::uint64_t>(
+        (units + kStreamCallControl + 63) / 64 * 64, kLeastThreads, limits_.block_threads));
   }
 
   struct Messages {
@@ -146,8 +146,9 @@ class Lowering {
     if (s.reduces && units > most_reduced_units()) return NeedsEngine::kManyReduced;
     lowered_.threads = threads_for(std::max(s.scatters ? units * s.num_sent : units,
                                             s.collects ? units * s.num_received : units));
-    lowered_.is_even =
-        (s.block_bytes | s.sent_from | s.own_from | s.own_to | s.received_to) % kSoloUnitBytes == 0;
+    lowered_.is_even = (s.block_bytes | s.sent_from | s.own_from | s.own_to | s.received_to) %
+                           kStreamCallUnitBytes ==
+                       0;
     return NeedsEngine::kNo;
   }
 
@@ -257,7 +258,7 @@ class Lowering {
     s.patience_ns = patience_ns();
     tune();
     lowered_.threads = limits_.block_threads;
-    lowered_.for_crowds = is_for_crowds();
+    lowered_.if_contended = is_if_contended();
     return NeedsEngine::kNo;
   }
 
@@ -388,8 +389,7 @@ class Lowering {
         std::min<std::uint64_t>(limits_.patience_us * times * 1000, UINT32_MAX));
   }
 
-  // How movers share the work, by what was fastest between two GPUs, and among four
-  // (lab/nccl-notes.md).
+  // How movers share the work, by what is fastest (bench/gate.cu has rows of each).
   void tune() {
     SlotSteps& s = lowered_.schedule.steps;
     SlotTuning& t = s.tuning;
@@ -415,7 +415,7 @@ class Lowering {
 
   // What takes longer than some turns goes by slices where nothing else of some length is there: it
   // then gives way sooner to what is short, and when it comes back it still borrows slots.
-  bool is_for_crowds() const {
+  bool is_if_contended() const {
     constexpr std::uint32_t kMostChunks = 32;
     constexpr std::uint64_t kMostReduced = std::uint64_t{192} << 20;
     const Schedule& s = lowered_.schedule;

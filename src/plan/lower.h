@@ -32,8 +32,8 @@ struct Lowered {
   // plain if its buffers are aligned (device/cuda/host/bind.h).
   bool is_even = false;
   // Of slots: it goes without slices beside the engine's other calls only where others of some
-  // length are there as well (Engine: "Whole calls").
-  bool for_crowds = false;
+  // length are there as well (docs/internals/batches.md).
+  bool if_contended = false;
 };
 
 // The rank's plan, in a group of so many ranks.

@@ -1,5 +1,5 @@
 // Why a call of a CUDA device runs by the engine's slices, and not by a kernel that does it
-// without: counted by reason in `unjam info`, for it is a slower way (about 10 us a slice).
+// without: counted by reason in `unjam info`, for it is a slower way.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ inline constexpr int kNumNeedsEngine = static_cast<int>(NeedsEngine::kUnevenStep
 constexpr const char* to_string(NeedsEngine why) {
   constexpr const char* kTexts[kNumNeedsEngine] = {"none",
                                                    "the key's first call",
-                                                   "UNJAM_SOLO is off",
+                                                   "UNJAM_IN_STREAM is off",
                                                    "no data",
                                                    "a group of one",
                                                    "more than 7 peers",

@@ -77,12 +77,8 @@ Algorithm select_for_host(const PlanRequest& request, const PlanLimits& limits,
 
 // GPUs whose links are fully connected: everything goes in one hop while a lane's stretch is one
 // loop, so that a call in a stream needs no engine (kernels/call_by_packets.cuh), and a rank sends
-// no more than so much, as packets, which are twice as much in links, or as lines. Measured with 2
-// H200s, where an all-reduce of 2 MiB took 28 us as packets in a stream, 35 by a mesh plan, and
-// with 4 (lab/nccl-notes.md). To more than one, as lines, more, unless kernels ask for each unit,
-// see is_common_sum(): 4 H200s, by a mesh plan, and so, broadcasts of 2 MiB 35.0 and 26.5 us,
-// reductions 46.3 and 19.9, all-gathers and reduce-scatters of 8 MiB, blocks of 2, 50.9
-// and 37.9, 48.6 and 37.6.
+// no more than so much, as packets, which are twice as much in links, or as lines. To more than
+// one, as lines, more, unless kernels ask for each unit, see is_common_sum().
 constexpr int kCudaDirectRanks = 8;
 constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element size
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank,
@@ -91,11 +87,8 @@ constexpr std::uint64_t kCudaManySent = 6144 * kKiB;     // and to more than one
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
 // 2 (n-1)/n b instead of (n-1) b, which must be worth a hop. While one loop carries all, so that a
 // call needs no engine, and until a mesh plan has enough to keep links busy. Kernels are faster
-// where parts are alike, sums of common formats (SoloCall::plain), and lines. (And aligned, as all
-// but few buffers are, which ranks need not have alike.) Four ranks on two H200s,
-// in a stream, by a direct plan, two shots of these, and a mesh plan: 128 KiB 9.1, 11.0 us; 256 KiB
-// 11.6, 11.0; 512 KiB 16.4, 11.7; 4 MiB -, 43, 66; 6 MiB -, 65, 78. Four H200s: 192 KiB 10.2, 10.9;
-// 256 KiB 12.3, 10.6. The bounds for others are older (4 H200s, before packets could be lines).
+// where parts are alike, sums of common formats (StreamCall::plain), and lines. (And aligned, as
+// all but few buffers are, which ranks need not have alike.)
 struct TwoShotBounds {
   std::uint64_t hop;   // what must be sent less: of 4 ranks from 256 KiB on, or 341
   std::uint64_t most;  // count × element size
@@ -103,9 +96,7 @@ struct TwoShotBounds {
 };
 constexpr TwoShotBounds kFastTwoShot{384 * kKiB, 8192 * kKiB, true},
     kTwoShot{512 * kKiB, 2048 * kKiB, false};
-// Between 2 H200s, in a stream, by a direct plan (from 6 MiB on a mesh plan) and two shots: 1 MiB
-// 11.6, 12.9 us; 2 MiB 17.9, 17.5; 3 MiB 25.1, 20.4; 4 MiB 31.6, 25.8; 6 MiB 51, 34; 8 MiB 57, 43.
-// Of 64 outstanding beside streams: 2 MiB 25.4, 28.5; 3 MiB 31, 31; 4 MiB 35.7, 37.1; 8 MiB 65, 49.
+// Between two ranks from here on two shots are faster than a direct plan, in a stream and beside.
 constexpr std::uint64_t kPairTwoShotBytes = 2048 * kKiB;
 TwoShotBounds two_shot_bounds(const PlanRequest& request, const PlanLimits& limits,
                               std::uint64_t bytes) {
@@ -142,10 +133,7 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
 }
 
 // Whether a broadcast or a reduction goes down a chain, of which each GPU sends to one and receives
-// from one. (Four H200s, in a stream, by a mesh plan, in which contributions run ahead of results,
-// and by a chain: reductions of 4 MiB 54 and 33 us, 64 MiB 281 and 228, 1 GiB 3,266 and 3,075,
-// broadcasts 37 and 32, 234 and 225, 3,161 and 3,063. 64 outstanding of 4 and 64 MiB: reductions 72
-// to 92 and 34, 255 to 314 and 247, broadcasts 32 and 28, 255 and 249.)
+// from one: faster than a mesh plan at every size that is no packet's.
 bool chain_pays(const PlanRequest& request) {
   return chain_serves(request.kind) && request.ranks > 2 && request.ranks <= kShortChainRanks;
 }

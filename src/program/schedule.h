@@ -1,7 +1,7 @@
 // A plan as executors run it that know no slices' order but this (device/cuda/kernels): made once a
 // plan by plan/lower.h, of one rank, without addresses. What each call adds is in device/cuda/dev/
-// solo_call.h. Nothing here says which algorithm a plan is of: what an executor does otherwise for
-// one than for another is a number, or a bit.
+// stream_call.h. Nothing here says which algorithm a plan is of: what an executor does otherwise
+// for one than for another is a number, or a bit.
 //
 // Ranks are known by *places*: the rank itself and its neighbours, in ascending order of group
 // rank. So a rank of a large group that has few neighbours is as one of a small group.
@@ -26,9 +26,9 @@ inline constexpr std::uint32_t kMostPlaces = 8;
 // What executors are like. Of a block: one warp controls, one publishes, others move data in two
 // groups, so the warps are even in number.
 inline constexpr std::uint32_t kLeastThreads = 128;
-inline constexpr std::uint32_t kSoloUnitBytes = 8;  // what a thread moves of packets at once
-inline constexpr unsigned kSoloControl = 32;        // threads of a block that move no packets
-inline constexpr int kSoloUnits = 40;               // that each of the others reduces at most
+inline constexpr std::uint32_t kStreamCallUnitBytes = 8;  // what a thread moves of packets at once
+inline constexpr unsigned kStreamCallControl = 32;        // threads of a block that move no packets
+inline constexpr int kStreamCallUnits = 40;               // that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block that moves slots
 
 // What an executor of slots does otherwise for one plan than for another.
@@ -40,7 +40,7 @@ struct SlotTuning {
   // Movers have a group for each direction, whose warps begin each slice together; else each of two
   // groups takes the next slice of any step.
   bool in_step = false;
-  // Lanes keep together, see device/cuda/exec/slots/lane_pace.h.
+  // Lanes keep together, see device/cuda/exec/slots/lane_pacing.h.
   bool paced = false;
   // Blocks keep their SMs for those of the next call, if there are chunks enough.
   bool keeps_places = false;

@@ -78,11 +78,11 @@ void Context::start_cuda(Room* rooms) {
   options.slots = memory_->rank().num_slots;
   options.keys = device_keys(settings_);
   options.block_threads = static_cast<std::uint32_t>(settings_.block_threads);
-  options.solo = settings_.solo != 0;
+  options.in_stream = settings_.in_stream != 0;
   options.lines = settings_.lines > 0;
   options.whole_lines = settings_.whole_lines > 0;
-  options.solo_patience_us = static_cast<std::uint32_t>(settings_.solo_patience_us);
-  options.solo_overlap = settings_.solo_overlap != 0;
+  options.in_stream_patience_us = static_cast<std::uint32_t>(settings_.in_stream_patience_us);
+  options.in_stream_overlap = settings_.in_stream_overlap != 0;
   options.copies = settings_.dma != 0;
   options.copies_stuck = settings_.dma == 2;
   options.copies_in_flight = static_cast<std::uint64_t>(settings_.dma_flight);

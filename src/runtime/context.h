@@ -40,6 +40,8 @@
 
 namespace unjam {
 
+class JsonWriter;
+
 class Context : public std::enable_shared_from_this<Context>, private Rooms::User {
  public:
   Context(std::shared_ptr<World> world, int rank, const Settings& settings);
@@ -155,6 +157,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::unique_lock<std::mutex> look() const;
   std::unique_lock<std::mutex> look_and_reap();
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
+  bool take_device_key(Key& key, Result& result);
   // A key that stays for as long as this does, also without the lock.
   class Pin {
    public:
@@ -269,6 +272,14 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::map<std::uint64_t, std::uint64_t> call_counts() const;
   struct Held;
   Held what_is_held() const;
+  // ---- info.cc: the parts of info_json(), with the lock ----
+  void put_settings(JsonWriter& w) const;
+  void put_memory(JsonWriter& w, const Held& held) const;
+  void put_heap(JsonWriter& w) const;
+  void put_windows(JsonWriter& w, std::uint64_t windows_left) const;
+  void put_held(JsonWriter& w) const;
+  void put_peers(JsonWriter& w, const Held& held) const;
+  void put_key(JsonWriter& w, Key& key) const;
   std::vector<int> undelivered_to(const Key& key) const;
   std::vector<PendingCall> untaken() const;
   void need_background();

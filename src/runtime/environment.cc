@@ -68,6 +68,11 @@ std::vector<UnknownVariable> unknown_variables(const char* const* environment) {
     const std::string_view name = entry.substr(0, entry.find('='));
     if (name.substr(0, kPrefix.size()) != kPrefix) continue;
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const auto& renamed = former_names();
+    if (std::any_of(renamed.begin(), renamed.end(),
+                    [&](const FormerName& f) { return f.former == name; })) {
+      continue;
+    }
     const std::string_view meant = nearest(name, names);
     std::string text(name);
     text += " is set, but unjam has no such variable";
@@ -77,12 +82,24 @@ std::vector<UnknownVariable> unknown_variables(const char* const* environment) {
   return unknown;
 }
 
+std::vector<std::string> former_names_in_use() {
+  std::vector<std::string> texts;
+  for (const FormerName& f : former_names()) {
+    if (std::getenv(f.former) == nullptr) continue;
+    const bool both = std::getenv(f.name) != nullptr;
+    texts.push_back(std::string(f.former) + " is now called " + f.name +
+                    (both ? ", which is set, too, and counts: leave out the former name"
+                          : ": use that name, for the former one goes with the next release"));
+  }
+  return texts;
+}
+
 std::string environment_json() {
   const Settings defaults;
   JsonWriter w;
   w.begin_array();
   for (const Variable& v : variables()) {
-    const char* text = std::getenv(v.name);
+    const char* text = environment_text(v.name);
     w.begin_object()
         .field("name", v.name)
         .field("read_by", "library")
@@ -129,13 +146,16 @@ std::string environment_json() {
   return w.text();
 }
 
-void warn_of_unknown_variables(int rank) {
+void warn_of_variables(int rank) {
   struct Once {
     std::once_flag flag;
   };
   std::call_once(per_process<Once>().flag, [rank] {
     for (const UnknownVariable& variable : unknown_variables(environ)) {
       Log::process().say(LogLevel::kWarn, rank, [&] { return variable.text; });
+    }
+    for (const std::string& text : former_names_in_use()) {
+      Log::process().say(LogLevel::kWarn, rank, [&] { return text; });
     }
   });
 }

@@ -18,7 +18,10 @@ std::vector<UnknownVariable> unknown_variables(const char* const* environment);
 // What unjamEnvironment() gives.
 std::string environment_json();
 
-// Names the unknown ones in the log of `rank`, once in a process.
-void warn_of_unknown_variables(int rank);
+// That variables are set under names which they had before, and what they are called now.
+std::vector<std::string> former_names_in_use();
+
+// Says both in the log of `rank`, once in a process.
+void warn_of_variables(int rank);
 
 }  // namespace unjam

@@ -115,7 +115,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void received(Live& live);
   void send_on(Live& live);
   void end_if_over(Live* live);
-  std::uint8_t* whole_run(const std::vector<reshard::Segment>& segments,
+  std::uint8_t* batch_run(const std::vector<reshard::Segment>& segments,
                           const Places& places) const;
   void pack(Live& live) const;
   void unpack(const Live& live) const;
@@ -301,7 +301,7 @@ std::unique_ptr<Run::Operation> Run::next() {
 
 // Segments that lie in local memory as in the bundle: where the bundle is, then. nullptr: they do
 // not.
-std::uint8_t* Run::whole_run(const std::vector<reshard::Segment>& segments,
+std::uint8_t* Run::batch_run(const std::vector<reshard::Segment>& segments,
                              const Places& places) const {
   std::uint8_t* base = nullptr;
   for (const reshard::Segment& segment : segments) {
@@ -358,7 +358,7 @@ void Run::begin(const reshard::Step& step) {
     return;
   }
   live.bytes = bundle.bytes;
-  live.data = first ? whole_run(step.pack, src_) : whole_run(step.unpack, dst_);
+  live.data = first ? batch_run(step.pack, src_) : batch_run(step.unpack, dst_);
   const bool staged = live.data == nullptr;
   if (staged) {
     if (spare_.empty()) {

@@ -98,9 +98,9 @@ const std::vector<Variable>& variables() {
        "Host device: whether threads that submit or wait run the engine themselves when no other "
        "thread does. 0: only the daemon's threads run it.",
        false},
-      {"UNJAM_SOLO", &Settings::solo, 0, 1, nullptr,
+      {"UNJAM_IN_STREAM", &Settings::in_stream, 0, 1, nullptr,
        "CUDA: whether collectives in a stream run without the engine where they can, and those "
-       "beside streams whole, not slice by slice.",
+       "beside streams in batches, not slice by slice.",
        false},
       {"UNJAM_LINES", &Settings::lines, -1, 1, nullptr,
        "CUDA: whether packets from 64 KiB on, of messages to all others in one hop from 32, are "
@@ -112,12 +112,12 @@ const std::vector<Variable>& variables() {
        "lines are sent by the engine alone, which stores their flags behind a fence. -1: 1 where "
        "NVML knows of NVLinks between all GPUs of the machine, and they are H100s or H200s.",
        false},
-      {"UNJAM_SOLO_PATIENCE_US", &Settings::solo_patience_us, 0, 1000000, nullptr,
+      {"UNJAM_IN_STREAM_PATIENCE_US", &Settings::in_stream_patience_us, 0, 1000000, nullptr,
        "CUDA: how long such a collective of more than packets waits for a peer before the engine "
        "takes it over, in microseconds; as long again for each 100 MiB of its vector, or of what "
        "comes from the others, up to 25 times. (Beside streams at most 50 microseconds.)",
        false},
-      {"UNJAM_SOLO_OVERLAP", &Settings::solo_overlap, 0, 1, nullptr,
+      {"UNJAM_IN_STREAM_OVERLAP", &Settings::in_stream_overlap, 0, 1, nullptr,
        "CUDA: whether such a collective may begin, lane by lane, while the one directly in front "
        "of it in its stream ends, where neither writes what the other reads or writes, or both "
        "are the same call.",
@@ -221,6 +221,22 @@ const std::vector<const char*>& names_of_others() {
   return kNames;
 }
 
+const std::vector<FormerName>& former_names() {
+  static const std::vector<FormerName> kNames = {
+      {"UNJAM_SOLO", "UNJAM_IN_STREAM"},
+      {"UNJAM_SOLO_PATIENCE_US", "UNJAM_IN_STREAM_PATIENCE_US"},
+      {"UNJAM_SOLO_OVERLAP", "UNJAM_IN_STREAM_OVERLAP"}};
+  return kNames;
+}
+
+const char* environment_text(const char* name) {
+  const char* text = std::getenv(name);
+  for (const FormerName& f : former_names()) {
+    if (text == nullptr && std::string_view(f.name) == name) text = std::getenv(f.former);
+  }
+  return text;
+}
+
 namespace {
 
 bool is_switch(const Variable& v) { return v.choices == nullptr && v.min >= -1 && v.max == 1; }
@@ -281,8 +297,7 @@ constexpr std::int64_t kByLanes = -1;    // until it is known how many lanes the
 
 // Bytes of a guaranteed slot on CUDA. What is done about a slice takes longer than 64 KiB of it,
 // which is no matter while the links bind; few lanes do not fill these, so each has larger ones: of
-// 16 and 8 lanes as many bytes in all as of 32. (2 H100s, 16 and 8 lanes, all-reduces of 256 MiB:
-// 1,322 and 2,539 us with slots as of 32 lanes, 1,112 and 1,817 so, see lab/benchmarks.md.)
+// 16 and 8 lanes as many bytes in all as of 32.
 std::int64_t cuda_slot_bytes(int ranks, std::int64_t lanes) {
   constexpr std::int64_t kWidest = 4;
   const auto share = static_cast<std::uint64_t>(
@@ -308,9 +323,9 @@ Settings device_defaults(unjamDevice_t device) {
   s.overlap = 1;
   s.escape_slot_bytes = s.borrow_slot_bytes = kByLanes;
   s.borrow_slots = 16;
-  // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
-  // us together with the quit after it, for so much later may a synchronisation of the device
-  // return; and to look for something that a peer has begun is better than to wait for one.
+  // A poll takes most of a microsecond. An attempt at something that no peer has called must be
+  // over in 50 us together with the quit after it, for so much later may a synchronisation of the
+  // device return; and to look for something that a peer has begun is better than to wait for one.
   s.spin_head = 4;
   s.spin_base = 1;
   s.spin_cap = 512;
@@ -335,83 +350,74 @@ std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes) {
   return std::clamp<std::int64_t>(most, 1, lanes);
 }
 
-bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::string& error) {
-  const auto from_environment = [&](const Variable& v) {
-    const char* text = std::getenv(v.name);
-    if (text == nullptr || *text == '\0' || parse(v, text, s.*v.field)) return true;
-    error = std::string(v.name) + "=" + text + " is not valid: give " + range_text(v);
+namespace {
+
+bool take_environment(const Variable& v, Settings& s, std::string& error) {
+  const char* text = environment_text(v.name);
+  if (text == nullptr || *text == '\0' || parse(v, text, s.*v.field)) return true;
+  error = std::string(v.name) + "=" + text + " is not valid: give " + range_text(v);
+  return false;
+}
+
+// What the caller's configuration says beyond the device.
+bool take_config(const unjamConfig_t& config, Settings& s, std::string& error) {
+  if (config.size < offsetof(unjamConfig_t, lanes) || config.size > sizeof(unjamConfig_t)) {
+    error = "unjamConfig_t has size " + std::to_string(config.size) + ", this library knows " +
+            std::to_string(sizeof(unjamConfig_t)) +
+            ": initialise it with UNJAM_CONFIG_INITIALIZER, and use a header not newer than the "
+            "library";
     return false;
-  };
-  // The device first: it decides the defaults.
-  s = Settings{};
-  if (!from_environment(variable(&Settings::device))) return false;
-  if (config != nullptr && config->size >= offsetof(unjamConfig_t, device) + sizeof(int32_t) &&
-      (config->device == UNJAM_DEVICE_HOST || config->device == UNJAM_DEVICE_CUDA)) {
-    s.device = config->device;
   }
-  s = device_defaults(static_cast<unjamDevice_t>(s.device));
-  const std::int64_t device = s.device;
-  for (const Variable& v : variables()) {
-    if (!from_environment(v)) return false;
-  }
-  s.device = device;
-  if (config != nullptr) {
-    if (config->size < offsetof(unjamConfig_t, lanes) || config->size > sizeof(unjamConfig_t)) {
-      error = "unjamConfig_t has size " + std::to_string(config->size) + ", this library knows " +
-              std::to_string(sizeof(unjamConfig_t)) +
-              ": initialise it with UNJAM_CONFIG_INITIALIZER, and use a header not newer than the "
-              "library";
-      return false;
+  unjamConfig_t c = UNJAM_CONFIG_INITIALIZER;
+  std::memcpy(&c, &config, config.size);
+  bool ok = true;
+  const auto take = [&](std::int64_t Settings::* field, std::int64_t value, std::int64_t unset) {
+    if (!ok || value == unset) return;
+    const Variable& v = variable(field);
+    if (value < v.min || value > v.max) {
+      error = std::string("the configuration's value ") + std::to_string(value) + " (as " + v.name +
+              ") is not valid: give " + range_text(v);
+      ok = false;
     }
-    unjamConfig_t c = UNJAM_CONFIG_INITIALIZER;
-    std::memcpy(&c, config, config->size);
-    bool ok = true;
-    const auto take = [&](std::int64_t Settings::* field, std::int64_t value, std::int64_t unset) {
-      if (!ok || value == unset) return;
-      const Variable& v = variable(field);
-      if (value < v.min || value > v.max) {
-        error = std::string("the configuration's value ") + std::to_string(value) + " (as " +
-                v.name + ") is not valid: give " + range_text(v);
-        ok = false;
-      }
-      s.*field = value;
-    };
-    take(&Settings::device, c.device, -1);
-    take(&Settings::device_index, c.device_index, -1);
-    take(&Settings::policy, c.policy, -1);
-    take(&Settings::order, c.order, -1);
-    take(&Settings::lanes, c.lanes, 0);
-    take(&Settings::block_threads, c.block_threads, 0);
-    take(&Settings::max_active_keys, c.max_active_keys, 0);
-    take(&Settings::escape_slots, c.escape_slots, 0);
-    take(&Settings::escape_slot_bytes, c.escape_slot_bytes, 0);
-    // Unsigned -1 means "none", since 0 means "default".
-    take(&Settings::borrow_slots, c.borrow_slots == UINT32_MAX ? 0 : c.borrow_slots,
-         c.borrow_slots == UINT32_MAX ? -1 : 0);
-    take(&Settings::spin_head, c.spin_head, 0);
-    take(&Settings::spin_base, c.spin_base, 0);
-    take(&Settings::spin_boost, c.spin_boost, 0);
-    take(&Settings::spin_cap, c.spin_cap, 0);
-    take(&Settings::quantum_slices, c.quantum_slices, 0);
-    take(&Settings::residency_us, c.residency_us, 0);
-    take(&Settings::trace_events, c.trace_events, 0);
-    take(&Settings::stall_ms, c.stall_ms, 0);
-    take(&Settings::algorithm, c.algorithm, -1);
-    take(&Settings::delay_seed, static_cast<std::int64_t>(c.delay_seed & INT64_MAX), 0);
-    take(&Settings::delay_max_us, c.delay_max_us, 0);
-    take(&Settings::report_ms, c.report_ms == UINT32_MAX ? 0 : c.report_ms,
-         c.report_ms == UINT32_MAX ? -1 : 0);
-    take(&Settings::timeout_ms, c.timeout_ms == UINT32_MAX ? 0 : c.timeout_ms,
-         c.timeout_ms == UINT32_MAX ? -1 : 0);
-    take(&Settings::heap_bytes,
-         c.heap_bytes == UINT64_MAX ? 0
-                                    : static_cast<std::int64_t>(std::min<std::uint64_t>(
-                                          c.heap_bytes, std::numeric_limits<std::int64_t>::max())),
-         c.heap_bytes == UINT64_MAX ? -1 : 0);
-    if (!ok) return false;
-  }
-  // An engine that holds its lane clears no rooms meanwhile.
-  if (s.device == UNJAM_DEVICE_CUDA && s.policy == UNJAM_POLICY_HOLD) s.first_connectors = 0;
+    s.*field = value;
+  };
+  take(&Settings::device, c.device, -1);
+  take(&Settings::device_index, c.device_index, -1);
+  take(&Settings::policy, c.policy, -1);
+  take(&Settings::order, c.order, -1);
+  take(&Settings::lanes, c.lanes, 0);
+  take(&Settings::block_threads, c.block_threads, 0);
+  take(&Settings::max_active_keys, c.max_active_keys, 0);
+  take(&Settings::escape_slots, c.escape_slots, 0);
+  take(&Settings::escape_slot_bytes, c.escape_slot_bytes, 0);
+  // Unsigned -1 means "none", since 0 means "default".
+  take(&Settings::borrow_slots, c.borrow_slots == UINT32_MAX ? 0 : c.borrow_slots,
+       c.borrow_slots == UINT32_MAX ? -1 : 0);
+  take(&Settings::spin_head, c.spin_head, 0);
+  take(&Settings::spin_base, c.spin_base, 0);
+  take(&Settings::spin_boost, c.spin_boost, 0);
+  take(&Settings::spin_cap, c.spin_cap, 0);
+  take(&Settings::quantum_slices, c.quantum_slices, 0);
+  take(&Settings::residency_us, c.residency_us, 0);
+  take(&Settings::trace_events, c.trace_events, 0);
+  take(&Settings::stall_ms, c.stall_ms, 0);
+  take(&Settings::algorithm, c.algorithm, -1);
+  take(&Settings::delay_seed, static_cast<std::int64_t>(c.delay_seed & INT64_MAX), 0);
+  take(&Settings::delay_max_us, c.delay_max_us, 0);
+  take(&Settings::report_ms, c.report_ms == UINT32_MAX ? 0 : c.report_ms,
+       c.report_ms == UINT32_MAX ? -1 : 0);
+  take(&Settings::timeout_ms, c.timeout_ms == UINT32_MAX ? 0 : c.timeout_ms,
+       c.timeout_ms == UINT32_MAX ? -1 : 0);
+  take(&Settings::heap_bytes,
+       c.heap_bytes == UINT64_MAX ? 0
+                                  : static_cast<std::int64_t>(std::min<std::uint64_t>(
+                                        c.heap_bytes, std::numeric_limits<std::int64_t>::max())),
+       c.heap_bytes == UINT64_MAX ? -1 : 0);
+  return ok;
+}
+
+// Bytes of slots that nobody has said.
+void fill_slot_bytes(int ranks, Settings& s) {
   const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
   if (s.escape_slot_bytes == kByLanes) {
     // Who says how large the larger ones are need not know of this.
@@ -432,6 +438,9 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
   } else if (s.borrow_slot_bytes == kByLanes) {
     s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);
   }
+}
+
+bool check_slot_bytes(Settings& s, std::string& error) {
   if (s.escape_slot_bytes % kSlotGranularity != 0) {
     error = "escape_slot_bytes (UNJAM_ESCAPE_SLOT_BYTES) is " +
             std::to_string(s.escape_slot_bytes) + ": it must be a multiple of " +
@@ -465,11 +474,32 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
   return true;
 }
 
+}  // namespace
+
+bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::string& error) {
+  // The device first: it decides the defaults.
+  s = Settings{};
+  if (!take_environment(variable(&Settings::device), s, error)) return false;
+  if (config != nullptr && config->size >= offsetof(unjamConfig_t, device) + sizeof(int32_t) &&
+      (config->device == UNJAM_DEVICE_HOST || config->device == UNJAM_DEVICE_CUDA)) {
+    s.device = config->device;
+  }
+  s = device_defaults(static_cast<unjamDevice_t>(s.device));
+  const std::int64_t device = s.device;
+  for (const Variable& v : variables()) {
+    if (!take_environment(v, s, error)) return false;
+  }
+  s.device = device;
+  if (config != nullptr && !take_config(*config, s, error)) return false;
+  // An engine that holds its lane clears no rooms meanwhile.
+  if (s.device == UNJAM_DEVICE_CUDA && s.policy == UNJAM_POLICY_HOLD) s.first_connectors = 0;
+  fill_slot_bytes(ranks, s);
+  return check_slot_bytes(s, error);
+}
+
 void resolve_spins(Settings& s, std::int64_t threads) {
   // Every eighth poll yields the core. Where ranks share cores, a rank that spins takes the time in
-  // which its peer would have made the data: short thresholds are best, by far (lab/benchmarks.md:
-  // 8 ranks on 2 cores, random order is 6.5 times slower than one order under a cap of 2048 polls,
-  // as fast under a cap of 32).
+  // which its peer would have made the data, and in random orders most: short thresholds are best.
   const bool crowded = threads > static_cast<std::int64_t>(std::thread::hardware_concurrency());
   if (s.spin_head == 0) s.spin_head = crowded ? 4 : 256;
   if (s.spin_base == 0) s.spin_base = crowded ? 1 : 4;

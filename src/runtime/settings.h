@@ -34,11 +34,11 @@ struct Settings {
   std::int64_t order_after_us = 50;
   std::int64_t trace_events = 0;
   std::int64_t help = 1;
-  std::int64_t solo = 1;
+  std::int64_t in_stream = 1;
   std::int64_t lines = -1;
   std::int64_t whole_lines = -1;
-  std::int64_t solo_patience_us = 200;
-  std::int64_t solo_overlap = 1;
+  std::int64_t in_stream_patience_us = 200;
+  std::int64_t in_stream_overlap = 1;
   std::int64_t dma = 0;  // off, on, stuck
   std::int64_t dma_from = 64 << 20;
   std::int64_t dma_lanes = 32;
@@ -83,6 +83,17 @@ const std::vector<TextVariable>& text_variables();
 // tests.
 const std::vector<const char*>& names_of_others();
 
+// A variable that had another name. What is set under that name counts, with a warning, unless the
+// new one is set, too.
+struct FormerName {
+  const char* former;
+  const char* name;
+};
+const std::vector<FormerName>& former_names();
+
+// What the environment says for a variable, under either name; nullptr: nothing.
+const char* environment_text(const char* name);
+
 // A value as the variable takes it: a choice by its name, else the number.
 std::string value_text(const Variable& variable, std::int64_t value);
 
@@ -96,9 +107,8 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& settings
 void resolve_spins(Settings& settings, std::int64_t threads);
 
 // What plans of one loop of packets have of a guaranteed slot: few lanes of a CUDA device have
-// larger ones, unless somebody says how large, for their slices alone. (An all-reduce of 4 MiB by 8
-// lanes, 512 KiB of lines each, took 196 us, a mesh plan's 64; 2 H100s.) By values that ranks agree
-// on, so all choose alike.
+// larger ones, unless somebody says how large, for their slices alone: packets that filled them
+// would be slower than a plan of slices. By values that ranks agree on, so all choose alike.
 std::uint32_t packet_slot_bytes(const Settings& settings, int ranks);
 
 // How many lanes of `lanes` each of several ranks of one process may have on one CUDA device with

@@ -8,8 +8,8 @@
 // rank cannot map it, has yet to, or its owner has taken it back, is not stored into: the slices go
 // through slots.
 //
-// A table is the host's memory, which a GPU's lanes read one after the other: a call took 60 to 80
-// us longer by it (lab/nccl-notes.md). So what a GPU's lanes find they note in a table in its own
+// A table is the host's memory, which a GPU's lanes read one after the other, many times as slowly
+// as their own. So what a GPU's lanes find they note in a table in its own
 // memory, where they look first. That is never stale: a window's mapping stays as it is until its
 // owner takes the window back, and then nobody invites into it.
 #pragma once

@@ -1,5 +1,5 @@
 // back_to_back: calls that follow each other in a stream, some of which may begin while the one in
-// front ends (src/device/cuda/host/call_in_front.h).
+// front ends (src/device/cuda/host/overlap_rule.h).
 //
 // First, what that relies on: CUDA counts launches one by one, and whatever is no kernel (a copy,
 // an event, a host function, a graph) is between two kernels a fence, even where the first has let
@@ -11,7 +11,7 @@
 // next kernel begin before they do. Elements of each rank's block of a buffer are integers on a
 // line, so a model of a few numbers says what every element is to be.
 //
-// On a GPU for each rank some calls are to begin early, with UNJAM_SOLO_OVERLAP=0 none.
+// On a GPU for each rank some calls are to begin early, with UNJAM_IN_STREAM_OVERLAP=0 none.
 #include <array>
 #include <cstdint>
 #include <random>
@@ -368,8 +368,8 @@ int main(int argc, char** argv) {
   const std::uint64_t early = figure(job->member(0).context, "calls_begun_early");
   std::printf("back_to_back: %llu programs, %llu calls of rank 0 began early\n",
               static_cast<unsigned long long>(programs), static_cast<unsigned long long>(early));
-  const bool overlaps = figure(job->member(0).context, "UNJAM_SOLO_OVERLAP") != 0;
-  if (!overlaps && early != 0) fail("calls began early in spite of UNJAM_SOLO_OVERLAP=0");
+  const bool overlaps = figure(job->member(0).context, "UNJAM_IN_STREAM_OVERLAP") != 0;
+  if (!overlaps && early != 0) fail("calls began early in spite of UNJAM_IN_STREAM_OVERLAP=0");
   if (overlaps && ranks > 1 && ranks <= device_count() && early == 0) fail("no call began early");
   std::printf("back_to_back: PASS\n");
   return 0;

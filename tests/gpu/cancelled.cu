@@ -153,7 +153,7 @@ int main(int argc, char** argv) {
   if (set.seconds * 1e3 < 2 * kTimeoutMs) fail("--seconds: the time limit is to pass within");
   std::printf("cancelled: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(set.seed));
   for (const bool whole : {true, false}) {
-    setenv("UNJAM_SOLO", whole ? "1" : "0", 1);
+    setenv("UNJAM_IN_STREAM", whole ? "1" : "0", 1);
     for (const unjamOrder_t order : {UNJAM_ORDER_FIFO, UNJAM_ORDER_PRIORITY}) {
       unjamConfig_t config = cuda_config();
       config.order = order;

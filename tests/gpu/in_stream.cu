@@ -1,11 +1,11 @@
-// Calls in streams that may run without the engine (UNJAM_SOLO): every kind, with sizes that end
-// anywhere, at any alignment, in place and not, checked bit by bit against a reference of its own;
-// first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons that
-// have the lanes. All of it twice, without solo and with it, and once more with calls beside their
-// streams among them, others on each rank: the bits must be the same. Then the
-// same of all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans and
-// chains, of one chunk to many, also with no patience at all: the engine takes over what each call
-// has come to.
+// Calls in streams that may run without the engine (UNJAM_IN_STREAM): every kind, with sizes that
+// end anywhere, at any alignment, in place and not, checked bit by bit against a reference of its
+// own; first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons
+// that have the lanes. All of it twice, by the engine, then without it, and once more with calls
+// beside their streams among them, others on each rank: the bits must be the same. Then the same of
+// all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans and chains, of
+// one chunk to many, also with no patience at all: the engine takes over what each call has come
+// to.
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -427,7 +427,7 @@ Disturbance disturb(const Case& c, int repeat, int rank) {
 
 // How calls are made: within their streams, with the engine's help or without it at all; or some
 // beside them.
-enum class Way { kEngine, kSolo, kMixed };
+enum class Way { kEngine, kInStream, kMixed };
 
 class Rank {
  public:
@@ -598,7 +598,7 @@ struct Outcome {
 
 // `algorithm`: of unjamConfig_t.
 Outcome run_job(int ranks, Way way, int algorithm, const std::vector<Case>& cases, int repeats) {
-  setenv("UNJAM_SOLO", way == Way::kEngine ? "0" : "1", 1);
+  setenv("UNJAM_IN_STREAM", way == Way::kEngine ? "0" : "1", 1);
   std::size_t memory = 0;
   for (const Case& c : cases) memory = std::max(memory, memory_of(c, ranks));
   Outcome outcome;
@@ -642,7 +642,7 @@ Outcome run_job(int ranks, Way way, int algorithm, const std::vector<Case>& case
 void check_return(int ranks) {
   constexpr int kCalls = 400, kAtLeast = 300;
   constexpr std::size_t kCount = 16 * 1024;
-  setenv("UNJAM_SOLO", "1", 1);
+  setenv("UNJAM_IN_STREAM", "1", 1);
   Job job(ranks, cuda_config());
   Barrier all(ranks);
   job.run([&](const Member& me) {
@@ -709,7 +709,7 @@ void check_numbers(const Member& me, const std::vector<float>& numbers, int roun
 void check_overtaking(int ranks) {
   constexpr int kRounds = 100;
   constexpr std::size_t kCount = 1000;
-  setenv("UNJAM_SOLO", "1", 1);
+  setenv("UNJAM_IN_STREAM", "1", 1);
   setenv("UNJAM_IDLE_KEYS", "4", 1);
   Job job(ranks, cuda_config());
   Barrier all(ranks);
@@ -776,7 +776,7 @@ void check_late_receivers(int ranks) {
   constexpr int kRounds = 200;
   constexpr std::size_t kCount = 1000;
   constexpr std::size_t kGroups = 6;  // of a round
-  setenv("UNJAM_SOLO", "1", 1);
+  setenv("UNJAM_IN_STREAM", "1", 1);
   setenv("UNJAM_MAX_ACTIVE_KEYS", "4", 1);
   setenv("UNJAM_IDLE_KEYS", "4", 1);
   Job job(ranks, cuda_config());
@@ -920,12 +920,13 @@ void check_fresh_streams(int ranks) {
   std::printf("calls that begin in fresh streams: they go on\n");
 }
 
-void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Case>& cases) {
-  for (std::size_t r = 0; r < solo.digests.size(); ++r) {
-    for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
-      if (solo.digests[r][i] == engine.digests[r][i]) continue;
+void same_bits(const Outcome& engine, const Outcome& without_engine,
+               const std::vector<Case>& cases) {
+  for (std::size_t r = 0; r < without_engine.digests.size(); ++r) {
+    for (std::size_t i = 0; i < without_engine.digests[r].size(); ++i) {
+      if (without_engine.digests[r][i] == engine.digests[r][i]) continue;
       fail("rank " + std::to_string(r) +
-           " has other bits than with UNJAM_SOLO=0: " + cases[i % cases.size()].text());
+           " has other bits than with UNJAM_IN_STREAM=0: " + cases[i % cases.size()].text());
     }
   }
 }
@@ -934,7 +935,7 @@ void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Cas
 void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repeats) {
   if (cases.empty()) return;
   const Outcome engine = run_job(ranks, Way::kEngine, algorithm, cases, repeats);
-  const Outcome solo = run_job(ranks, Way::kSolo, algorithm, cases, repeats);
+  const Outcome without_engine = run_job(ranks, Way::kInStream, algorithm, cases, repeats);
 
   std::printf("%-15s %10s %18s   (rank 0%s)\n", "kind", "calls", "without engine",
               algorithm == kTwoShot ? ", two-shot"
@@ -942,32 +943,32 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
               : algorithm == kChain ? ", chains"
                                     : "");
   bool missing = false;
-  for (const auto& [k, count] : solo.quiet) {
+  for (const auto& [k, count] : without_engine.quiet) {
     std::printf("%-15s %10d %18llu\n", kNames[k], count.second,
                 static_cast<unsigned long long>(count.first));
     missing = missing || count.first == 0;
   }
-  std::printf("%-15s %10d %18llu\n", "disturbed", solo.disturbed.second,
-              static_cast<unsigned long long>(solo.disturbed.first));
+  std::printf("%-15s %10d %18llu\n", "disturbed", without_engine.disturbed.second,
+              static_cast<unsigned long long>(without_engine.disturbed.first));
   if (ranks > 1 && missing) fail("a kind never ran without the engine");
   for (const auto& [k, count] : engine.quiet) {
-    if (count.first != 0) fail("calls ran without the engine in spite of UNJAM_SOLO=0");
+    if (count.first != 0) fail("calls ran without the engine in spite of UNJAM_IN_STREAM=0");
   }
-  same_bits(engine, solo, cases);
+  same_bits(engine, without_engine, cases);
   if (algorithm < 0 || algorithm == kTwoShot) {
     const Outcome mixed = run_job(ranks, Way::kMixed, algorithm, cases, repeats);
     std::printf("with calls beside streams: %llu lanes' parts done whole\n",
                 static_cast<unsigned long long>(mixed.whole));
     same_bits(engine, mixed, cases);
     if (ranks > 1 && (mixed.whole == 0 || engine.whole != 0)) {
-      fail("calls beside streams should be done whole, and never with UNJAM_SOLO=0");
+      fail("calls beside streams should be done whole, and never with UNJAM_IN_STREAM=0");
     }
   }
   if (algorithm != kMesh && algorithm != kChain) return;
   // As soon as anything is looked at but peers.
-  setenv("UNJAM_SOLO_PATIENCE_US", "0", 1);
-  const Outcome hasty = run_job(ranks, Way::kSolo, algorithm, cases, repeats);
-  unsetenv("UNJAM_SOLO_PATIENCE_US");
+  setenv("UNJAM_IN_STREAM_PATIENCE_US", "0", 1);
+  const Outcome hasty = run_job(ranks, Way::kInStream, algorithm, cases, repeats);
+  unsetenv("UNJAM_IN_STREAM_PATIENCE_US");
   std::uint64_t alone = hasty.disturbed.first, calls = 0;
   for (const auto& [k, count] : hasty.quiet) alone += count.first;
   for (const auto& [k, count] : hasty.quiet) calls += static_cast<std::uint64_t>(count.second);
@@ -993,7 +994,7 @@ int main(int argc, char** argv) {
   options.done(400, 30);
   load_eagerly();
   const int ranks = wanted > 0 ? wanted : device_count();
-  std::printf("solo: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
+  std::printf("in_stream: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
   const std::vector<Case> cases = make_cases(ranks, seed, static_cast<std::size_t>(most), kind);
 
   if (two_shot < 2 && mesh < 2) {
@@ -1022,7 +1023,7 @@ int main(int argc, char** argv) {
     run_both(ranks, kChain, chained, repeats);
   }
   const std::size_t usual = two_shot < 2 && mesh < 2 ? cases.size() : 0;
-  std::printf("solo: PASS, %zu cases on %d ranks\n",
+  std::printf("in_stream: PASS, %zu cases on %d ranks\n",
               usual + more.size() + meshed.size() + chained.size(), ranks);
   return 0;
 }

@@ -1,6 +1,6 @@
 // nearly_full: calls beside streams on GPUs of which others' kernels hold most SMs, for as long as
 // they like. A daemon has more blocks than lanes there, and each chooses its lane as it begins, on
-// whatever SM is free (lane_choice.h): as soon as there is an SM for each lane all calls are to
+// whatever SM is free (lane_placement.h): as soon as there is an SM for each lane all calls are to
 // end, whoever holds the others. With fewer SMs some wait for the holders to end, and are right
 // then; meanwhile nothing hangs.
 #include <algorithm>

@@ -63,7 +63,7 @@ class Whole {
   ~Whole() { kept_ ? setenv(kName, kept_->c_str(), 1) : unsetenv(kName); }
 
  private:
-  static constexpr const char* kName = "UNJAM_SOLO";
+  static constexpr const char* kName = "UNJAM_IN_STREAM";
   std::optional<std::string> kept_;
 };
 

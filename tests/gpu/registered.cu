@@ -330,7 +330,7 @@ int main(int argc, char** argv) {
   const bool child = options.flag("child", "be one of the processes");
   options.done(300, 40);
   load_eagerly();
-  if (slices) setenv("UNJAM_SOLO", "0", 1);
+  if (slices) setenv("UNJAM_IN_STREAM", "0", 1);
   if (child) {
     die_with_parent();
     run_all(Job(cuda_config()), seed, static_cast<std::size_t>(most), rounds);

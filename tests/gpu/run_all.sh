@@ -90,7 +90,7 @@ matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix
 matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix
 matrix-blocking|260||sync_matrix --blocking-streams $matrix
-matrix-slices|260|UNJAM_SOLO=0|sync_matrix --only large $matrix
+matrix-slices|260|UNJAM_IN_STREAM=0|sync_matrix --only large $matrix
 circles|560||circles
 programs|580||programs $programs
 programs-processes|580||programs --processes $programs
@@ -101,7 +101,7 @@ registered-slices|300||registered --slices
 registered-processes|300||registered --processes
 kill|580||kill $kill
 kill-registered|580||kill --registered $kill
-kill-registered-slices|580|UNJAM_SOLO=0|kill --registered $kill
+kill-registered-slices|580|UNJAM_IN_STREAM=0|kill --registered $kill
 cancelled|120||cancelled
 nearly-full|120||nearly_full
 sent-away|120||sent_away
@@ -110,17 +110,17 @@ calls|120||calls
 calls-late|120||calls --ranks 4 --late 2000 --calls 200 --rounds 4 --least 8192 --most 600000 --engine-share 0.05
 calls-late-large|120||calls --ranks 4 --late 1000 --calls 100 --rounds 4 --kind all_reduce --least 1073741824 --most 1073741824 --engine-share 0.004
 back-to-back|120||back_to_back
-back-to-back-apart|120|UNJAM_SOLO_OVERLAP=0|back_to_back
+back-to-back-apart|120|UNJAM_IN_STREAM_OVERLAP=0|back_to_back
 burst|120||burst --keys 32 --bytes 8388608 --shuffle --rounds 40
 burst-25|120||burst --keys 32 --bytes 26214400 --shuffle --rounds 20
 soak|$((soak + 260))||soak --seconds $soak
-soak-apart|$((soak + 260))|UNJAM_SOLO_OVERLAP=0|soak --seconds $soak
+soak-apart|$((soak + 260))|UNJAM_IN_STREAM_OVERLAP=0|soak --seconds $soak
 soak-processes|$((soak + 260))||soak --processes --seconds $soak
 soak-mixed|$((soak + 260))||soak --ranks-per-process 2 --seconds $soak
 soak-disturbed|$((soak + 260))||soak --ranks-per-process 2 --disturb 8 --seconds $soak
 soak-keys|$((soak + 260))||soak --keys 100 --least 2e6 --registered --seconds $soak
 soak-keys-processes|$((soak + 260))||soak --processes --keys 100 --least 2e6 --registered --seconds $soak
-soak-small-slots|$((soak + 260))|UNJAM_ESCAPE_SLOT_BYTES=4096 UNJAM_SOLO_PATIENCE_US=20|soak --seconds $soak
+soak-small-slots|$((soak + 260))|UNJAM_ESCAPE_SLOT_BYTES=4096 UNJAM_IN_STREAM_PATIENCE_US=20|soak --seconds $soak
 soak-keys-3|$((soak + 260))||soak --processes --ranks 3 --keys 100 --least 2e6 --seconds $soak
 END
 )

@@ -1,6 +1,6 @@
 // sent_away: large calls beside streams, while something short waits for a rank that is not there.
 // For the short call a lane interrupts the large ones behind each turn: yet it is to send all for
-// which peers have room (sending_ahead.h), and to come to all of them (engine.h), for the rank that
+// which peers have room (send_window.h), and to come to all of them (engine.h), for the rank that
 // is missing waits for one.
 //
 // Per round all ranks but the last make four calls: the short one; a broadcast from the last rank,

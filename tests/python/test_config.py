@@ -102,7 +102,25 @@ def test_unknown_variables_are_named_once_a_process(python, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("name", ["UNJAM_HELP", "UNJAM_SOLO", "UNJAM_LINES"])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_former_name_counts_and_is_named_once(python, monkeypatch, both):
+    monkeypatch.setenv("UNJAM_SOLO_OVERLAP", "0")
+    if both:
+        monkeypatch.setenv("UNJAM_IN_STREAM_OVERLAP", "1")
+    program = (
+        "import unjam\n"
+        "with unjam.init_all(1) as (a,), unjam.init_all(1) as (b,):\n"
+        "    assert a.info()['settings']['UNJAM_IN_STREAM_OVERLAP'] == %d\n" % both
+    )
+    result = python("-c", program)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("unjam:")]
+    (text,) = [line.split(" warn: ")[1] for line in lines]
+    assert text.startswith("UNJAM_SOLO_OVERLAP is now called UNJAM_IN_STREAM_OVERLAP")
+    assert ("leave out the former name" in text) == both
+
+
+@pytest.mark.parametrize("name", ["UNJAM_HELP", "UNJAM_IN_STREAM", "UNJAM_LINES"])
 def test_switches_are_words(name, monkeypatch):
     for on, words in enumerate((("off", "No", "FALSE", "0"), ("on", "yes", "True", "1"))):
         for word in words:

@@ -56,7 +56,7 @@ struct Case {
 // About what a block of a call does.
 constexpr std::uint64_t kStepsABlock = 30'000;
 struct Figures {
-  std::uint64_t calls = 0, solo = 0, steps = 0;
+  std::uint64_t calls = 0, without_engine = 0, steps = 0;
   std::uint64_t left = 0;  // by a lane, to the engine, with some of it done
   std::uint64_t copies = 0, taken_back = 0;
 };
@@ -184,7 +184,8 @@ class Job {
       const Launch* const behind = launches_[r].empty() ? nullptr : launches_[r].back();
       const bool carried = call.n != 0 && call.lowered[r]->schedule.steps.carried;
       const auto kernel = carried ? unjam_carried_call_kernel : unjam_call_kernel;
-      now.push_back(ranks_.launch(machine_, kernel, call, behind, r, /*solo=*/call.n != 0));
+      now.push_back(
+          ranks_.launch(machine_, kernel, call, behind, r, /*without_engine=*/call.n != 0));
       launches_[r].push_back(now.back());
     }
     if (call.n == 0) return;
@@ -211,7 +212,7 @@ std::string check_all(Job& job, const Case& x, std::uint32_t uses, Figures& figu
       return std::to_string(ended) + " calls of rank " + std::to_string(r) + " have ended";
     }
     figures.calls += uses - x.keys;
-    figures.solo += ranks.rank(r).solo_calls;
+    figures.without_engine += ranks.rank(r).calls_without_engine;
     figures.copies += ranks.copies(r);
     figures.taken_back += ranks.taken_back(r);
     for (const GpuCall& call : job.calls()) {
@@ -285,7 +286,7 @@ std::string run_to_an_end(const Case& x, std::uint64_t seed, std::uint32_t uses,
     for (const GpuCall& call : job.calls()) {
       ++figures.calls;
       if (ranks.outcome(call, r) != Outcome::kDone) continue;
-      ++figures.solo;
+      ++figures.without_engine;
       if (std::string error = ranks.check(call, r); !error.empty()) {
         return "use " + std::to_string(call.n) + ": " + error;
       }
@@ -362,7 +363,8 @@ void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
       "the middle; %.1f million steps, "
       "%llu looks at the host's memory\n",
       static_cast<unsigned long long>(runs), static_cast<unsigned long long>(skipped),
-      static_cast<unsigned long long>(figures.calls), static_cast<unsigned long long>(figures.solo),
+      static_cast<unsigned long long>(figures.calls),
+      static_cast<unsigned long long>(figures.without_engine),
       static_cast<unsigned long long>(figures.left), static_cast<double>(figures.steps) / 1e6,
       static_cast<unsigned long long>(host_memory.looks));
   EXPECT_GT(runs, skipped);
@@ -371,7 +373,7 @@ void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
     EXPECT_LE(kStepsALook * (host_memory.looks - figures.calls), figures.steps);
   }
   if (trial.late == 0 && trial.held == 0) {
-    EXPECT_GE(4 * figures.solo, figures.calls);
+    EXPECT_GE(4 * figures.without_engine, figures.calls);
   }
 }
 
@@ -402,9 +404,9 @@ void same_bits(std::uint64_t seeds, std::size_t share) {
   }
   std::printf("%llu runs; of %llu calls %llu without the engine, lanes left %llu in the middle\n",
               static_cast<unsigned long long>(runs), static_cast<unsigned long long>(figures.calls),
-              static_cast<unsigned long long>(figures.solo),
+              static_cast<unsigned long long>(figures.without_engine),
               static_cast<unsigned long long>(figures.left));
-  EXPECT_GE(4 * figures.solo, figures.calls);
+  EXPECT_GE(4 * figures.without_engine, figures.calls);
   EXPECT_GT(figures.left, 0u);
 }
 TEST(CallKernel, SameBitsAsTheEngines) { same_bits(1, 5); }
@@ -433,7 +435,7 @@ void carried(Copies copies, std::uint64_t seeds, std::uint64_t held) {
       "%llu runs; of %llu calls %llu without the engine; %llu copies, %llu taken back, lanes left "
       "%llu in the middle; %.1f million steps\n",
       static_cast<unsigned long long>(runs), static_cast<unsigned long long>(figures.calls),
-      static_cast<unsigned long long>(figures.solo),
+      static_cast<unsigned long long>(figures.without_engine),
       static_cast<unsigned long long>(figures.copies),
       static_cast<unsigned long long>(figures.taken_back),
       static_cast<unsigned long long>(figures.left), static_cast<double>(figures.steps) / 1e6);
@@ -478,9 +480,9 @@ void end_all(End end, std::uint64_t seeds, std::size_t share) {
   }
   std::printf("of %llu calls %llu were done; %.1f million steps\n",
               static_cast<unsigned long long>(figures.calls),
-              static_cast<unsigned long long>(figures.solo),
+              static_cast<unsigned long long>(figures.without_engine),
               static_cast<double>(figures.steps) / 1e6);
-  EXPECT_LT(figures.solo, figures.calls);
+  EXPECT_LT(figures.without_engine, figures.calls);
 }
 TEST(CallKernel, AllEndsWhenARankDies) { end_all(End::kDeath, 1, 4); }
 TEST(CallKernel, AllEndsWhenItIsCancelled) { end_all(End::kCancelled, 1, 4); }
@@ -495,7 +497,8 @@ void run_some(const std::vector<Case>& some, std::uint64_t seeds, std::uint32_t 
   }
   std::printf(
       "of %llu calls %llu without the engine, lanes left %llu in the middle; %.1f million steps\n",
-      static_cast<unsigned long long>(figures.calls), static_cast<unsigned long long>(figures.solo),
+      static_cast<unsigned long long>(figures.calls),
+      static_cast<unsigned long long>(figures.without_engine),
       static_cast<unsigned long long>(figures.left), static_cast<double>(figures.steps) / 1e6);
 }
 // A shape of slots of 1 KiB.
@@ -586,7 +589,7 @@ class OtherDriver {
       return;
     }
     // (The engine, which has the first use of the key, counts on who has a lane to look at it.)
-    if (rank.solo_calls == 0 || (rank.lanes & bit) != 0) return;
+    if (rank.calls_without_engine == 0 || (rank.lanes & bit) != 0) return;
     draw_ = mix64(draw_);
     if (draw_ % 4 != 0) return;
     mine = {true, now, completed, pokes};
@@ -618,12 +621,13 @@ TEST(CallKernel, WaitsForItsLanesLeases) {
       taken += other.taken();
     }
   }
-  std::printf(
-      "%llu leases were taken; of %llu calls %llu without the engine; %.1f million steps\n",
-      static_cast<unsigned long long>(taken), static_cast<unsigned long long>(figures.calls),
-      static_cast<unsigned long long>(figures.solo), static_cast<double>(figures.steps) / 1e6);
+  std::printf("%llu leases were taken; of %llu calls %llu without the engine; %.1f million steps\n",
+              static_cast<unsigned long long>(taken),
+              static_cast<unsigned long long>(figures.calls),
+              static_cast<unsigned long long>(figures.without_engine),
+              static_cast<double>(figures.steps) / 1e6);
   EXPECT_GT(taken, 0u);
-  EXPECT_GT(figures.solo, 0u);
+  EXPECT_GT(figures.without_engine, 0u);
 }
 
 // Who stops forgets what is in no prefix of its connector's slices. Of a chunk that may be gathered
@@ -644,13 +648,13 @@ TEST(CallKernel, GathersWhatNobodyForgets) {
       ASSERT_EQ(ranks.prepare(call), "");
       for (std::uint32_t r = 0; r < number_of_ranks; ++r) {
         if (call.lowered[r]->why != NeedsEngine::kNo) continue;
-        SoloCall scheduled;
+        StreamCall scheduled;
         static_cast<Schedule&>(scheduled) = call.lowered[r]->schedule;
-        const auto shared = std::make_unique<solo::StreamShared>();
-        const auto streamed = std::make_unique<solo::StreamedCall>();
+        const auto shared = std::make_unique<in_stream::StreamShared>();
+        const auto streamed = std::make_unique<in_stream::StreamedCall>();
         const Invocation inv;
         const LaneTransport transport;
-        const solo::Stream c{scheduled, inv, transport, *shared, *streamed};
+        const in_stream::Stream c{scheduled, inv, transport, *shared, *streamed};
         const std::uint32_t chunks = scheduled.chunks_of_all();
         const HopOrder order = c.order();
         for (std::uint32_t i = 0; i < (chunks + 1) * chunks * (chunks + 1); ++i) {

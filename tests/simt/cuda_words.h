@@ -29,7 +29,7 @@ namespace unjam_simt {
 struct Index {
   std::uint32_t x, y = 0, z = 0;
 };
-inline constexpr std::uint32_t kWholeWarp = 0xffffffff;
+inline constexpr std::uint32_t kBatchWarp = 0xffffffff;
 
 template <class T>
 T shuffle(std::uint32_t mask, T value, std::uint32_t from) {
@@ -67,7 +67,7 @@ inline std::uint32_t least(std::uint32_t mask, std::uint32_t value) {
 #define blockIdx (::unjam_simt::Index{::unjam_simt::here().block})
 #define gridDim (::unjam_simt::Index{::unjam_simt::here().blocks})
 
-inline void __syncwarp(std::uint32_t mask = ::unjam_simt::kWholeWarp) {
+inline void __syncwarp(std::uint32_t mask = ::unjam_simt::kBatchWarp) {
   ::unjam_simt::ballot(mask, true);
 }
 template <class T>

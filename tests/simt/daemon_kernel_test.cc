@@ -33,8 +33,8 @@ namespace {
 using unjam_simt::Machine;
 
 struct Figures {
-  std::uint64_t calls = 0, solo = 0, daemons = 0, preemptions = 0, steps = 0;
-  std::uint64_t wholes = 0;  // lanes' parts that were done in one go
+  std::uint64_t calls = 0, without_engine = 0, daemons = 0, preemptions = 0, steps = 0;
+  std::uint64_t batched = 0;  // lanes' parts that were done in one go
 };
 
 // Keys of these kinds, by these algorithms, by turns; their first uses are the engine's.
@@ -150,7 +150,7 @@ std::string run(const Job& job, std::uint32_t number_of_ranks, std::uint64_t see
     figures.daemons += ranks.daemons(r);
     for (std::uint32_t l = 0; l < shape.lanes; ++l) {
       figures.preemptions += ranks.stats(r, l).preemptions;
-      figures.wholes += ranks.stats(r, l).wholes;
+      figures.batched += ranks.stats(r, l).batched;
     }
     for (const auto& of_key : calls) {
       for (const GpuCall& call : of_key) {
@@ -185,7 +185,7 @@ void run_all(const Job& job, std::uint64_t seeds) {
               static_cast<unsigned long long>(figures.preemptions),
               static_cast<double>(figures.steps) / 1e6);
   EXPECT_GT(figures.preemptions, 0u);
-  EXPECT_GT(figures.wholes, 0u);
+  EXPECT_GT(figures.batched, 0u);
 }
 
 TEST(DaemonKernel, CallsInAnyOrderEnd) { run_all({}, 2); }

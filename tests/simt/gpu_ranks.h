@@ -234,10 +234,11 @@ class GpuRanks {
   using CallKernel = void (*)(CudaRank*, CudaLaunch);
   using EngineKernel = void (*)(CudaRank*, EngineLaunch);
 
-  // The rank's kernel of the call, behind another one. `solo`: it tries it without the engine.
+  // The rank's kernel of the call, behind another one. `without_engine`: it tries it without the
+  // engine.
   const unjam_simt::Launch* launch(unjam_simt::Machine& machine, CallKernel kernel,
                                    const GpuCall& call, const unjam_simt::Launch* behind,
-                                   std::uint32_t r, bool solo) {
+                                   std::uint32_t r, bool without_engine) {
     Rank& of = *ranks_[r];
     auto launched = std::make_unique<CudaLaunch>();
     CudaLaunch& l = *launched;
@@ -245,14 +246,14 @@ class GpuRanks {
     put(inv, of, call.n == 0, l.sqe);
     l.slot = inv.slot;
     l.serial = inv.serial;
-    if (solo) {
-      bind(*call.lowered[r], inv, l.solo);
-      of.memory.address(inv, l.solo);
-      l.sqe.inv.whole = whole_of(*call.lowered[r], l.solo);
+    if (without_engine) {
+      bind(*call.lowered[r], inv, l.call);
+      of.memory.address(inv, l.call);
+      l.sqe.inv.batch = batch_of(*call.lowered[r], l.call);
     }
     const Geometry& g = inv.geometry;
-    const unsigned threads = l.solo.lanes != 0 ? call.lowered[r]->threads : shape_.threads;
-    const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
+    const unsigned threads = l.call.lanes != 0 ? call.lowered[r]->threads : shape_.threads;
+    const unsigned blocks = l.call.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     const CudaLaunch* const arguments = launched.get();
     launches_.push_back(std::move(launched));
     return machine.launch(
@@ -272,7 +273,7 @@ class GpuRanks {
       bind(*call.lowered[r], inv, place.call);
       of.memory.address(inv, place.call);
     }
-    place.sqe.inv.whole = whole_of(*call.lowered[r], place.call);
+    place.sqe.inv.batch = batch_of(*call.lowered[r], place.call);
     CudaLink& link = *of.rank->link;
     link.sq_written = ++of.sq_written;
     if (ResidencySteps::post(link.residency)) of.posted = true;

@@ -232,7 +232,7 @@ MISTAKES = [
     ),
     Mistake(
         "a call that was left begins anew",
-        KERNELS + "whole_stream.cuh",
+        KERNELS + "pipelined_batch.cuh",
         [
             (
                 "const std::uint32_t done = c.has(thread) ? t.done[steps.primitives[thread]] : 0;",
@@ -245,7 +245,7 @@ MISTAKES = [
     ),
     Mistake(
         "daemons' packets are taken before they have come",
-        KERNELS + "whole_call.cuh",
+        KERNELS + "packet_batch.cuh",
         [("    come = movers_agree(come);\n    if constexpr", "    if constexpr")],
         test="daemon_kernel_test",
         only="DaemonKernel.PacketsOfAllWarps",

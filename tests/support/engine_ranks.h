@@ -253,7 +253,7 @@ class Warp {
     using Handle = Dev&;
     static constexpr bool kLaneInShared = true;
     static constexpr bool kHostWatches = true;
-    static constexpr bool kStreams = true;
+    static constexpr bool kPipelines = true;
 
     Warp& w;
     const std::uint32_t thread, threads;
@@ -285,7 +285,7 @@ class Warp {
       }
     }
     // As on a GPU: some control, as many publish, the others move the data; where there are enough.
-    bool streams() const { return threads > 2 * w.control_; }
+    bool pipelines() const { return threads > 2 * w.control_; }
     bool posts() const { return thread >= w.control_ && thread < 2 * w.control_; }
     bool posters_first() const { return thread == w.control_; }
     void sync_posters() { pthread_barrier_wait(&w.posters_); }
@@ -297,7 +297,7 @@ class Warp {
     static std::uint32_t load_block(std::uint32_t& x) { return load_acquire(x); }
     static void store_block(std::uint32_t& x, std::uint32_t v) { store_release(x, v); }
     void leaf(const SliceJob& job) {
-      if (!streams()) return run_leaf_host(job, thread, threads);
+      if (!pipelines()) return run_leaf_host(job, thread, threads);
       run_leaf_host(job, (thread - 2 * w.control_) % movers(), movers());
     }
     void relax(std::uint32_t) { sched_yield(); }
@@ -346,7 +346,7 @@ class ByHand : public Looking {
   using Handle = ByHand&;
   static constexpr bool kLaneInShared = false;
   static constexpr bool kHostWatches = false;
-  static constexpr bool kStreams = false;
+  static constexpr bool kPipelines = false;
   static constexpr bool kWide = true;
   static constexpr std::uint64_t kSliceUs = 100;
   static constexpr std::uint64_t kLateSlices = 3, kLateNs = kLateSlices * kSliceUs * 1000;
@@ -557,7 +557,7 @@ class Ranks {
     inv.group_size = static_cast<std::uint16_t>(n_);
     inv.op = u.op;
     inv.slot = slot;
-    inv.whole = whole;
+    inv.batch = whole;
     rank.memory->rank().sq.push(sqe);
     if (rank.daemon != nullptr) rank.daemon->ring(0);
   }

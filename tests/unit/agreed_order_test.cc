@@ -1,5 +1,5 @@
-// one_order.h: what is put in order, by what, and that nobody is overtaken for ever.
-#include "engine/one_order.h"
+// agreed_order.h: what is put in order, by what, and that nobody is overtaken for ever.
+#include "engine/agreed_order.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ struct Call {
 
 // As Engine::put_in_order(). False: there was nothing to be done.
 bool put_in_order(TaskQueue& queue, const std::vector<Call>& calls) {
-  OneOrder o;
+  AgreedOrder o;
   if (!o.take(queue)) return false;
   for (std::uint32_t i = 0; i < o.n; ++i) {
     o.uses[i] = calls[o.slots[i]].use;
@@ -35,7 +35,7 @@ bool put_in_order(TaskQueue& queue, const std::vector<Call>& calls) {
   return true;
 }
 
-TEST(OneOrder, IsByUsesOfTheKeyThenBySeeds) {
+TEST(AgreedOrder, IsByUsesOfTheKeyThenBySeeds) {
   const std::vector<Call> calls = {{1, 5}, {0, 9}, {1, 2}, {0, 9}, {0, 3}, {2, 0}};
   QueueWithLinks q(calls.size());
   q.push_back(5, 0);
@@ -45,7 +45,7 @@ TEST(OneOrder, IsByUsesOfTheKeyThenBySeeds) {
   EXPECT_EQ(q.order(), (std::vector<std::uint16_t>{4, 3, 1, 2, 0, 5})) << "equal ones stay";
 }
 
-TEST(OneOrder, WhatIsClosedIsOvertakenByNobody) {
+TEST(AgreedOrder, WhatIsClosedIsOvertakenByNobody) {
   const std::vector<Call> calls = {{0, 50}, {0, 40}, {0, 10}, {0, 5}, {0, 1}};
   QueueWithLinks q(calls.size());
   q.push_back(0, 0);
@@ -63,7 +63,7 @@ TEST(OneOrder, WhatIsClosedIsOvertakenByNobody) {
 }
 
 // Of all that come and go in any order, with what is closed in front.
-TEST(OneOrder, RandomOperationsAgainstAVector) {
+TEST(AgreedOrder, RandomOperationsAgainstAVector) {
   constexpr std::uint16_t kSlots = 250;
   std::mt19937_64 random(unjam_test::base_seed());
   std::vector<Call> calls(kSlots);
@@ -112,7 +112,7 @@ TEST(OneOrder, RandomOperationsAgainstAVector) {
   EXPECT_GT(of_many, 0) << "some were to stand behind those that are put in order";
 }
 
-TEST(OneOrder, WhoFollowsItsLikeIsKnown) {
+TEST(AgreedOrder, WhoFollowsItsLikeIsKnown) {
   QueueWithLinks q(4);
   q.push_back(0, 7);
   q.push_back(1, 8);

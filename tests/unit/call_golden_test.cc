@@ -55,7 +55,7 @@ class Facts {
 };
 
 // Places, as group ranks.
-unsigned ranks_of(const SoloCall& call, unsigned places) {
+unsigned ranks_of(const StreamCall& call, unsigned places) {
   unsigned ranks = 0;
   for (std::uint32_t p = 0; p < call.places; ++p) {
     if ((places >> p & 1) != 0) ranks |= 1u << call.ranks[p];
@@ -64,7 +64,7 @@ unsigned ranks_of(const SoloCall& call, unsigned places) {
 }
 
 // What kernels make of a call that goes chunk after chunk.
-void add_slots(const SoloCall& call, Facts* facts) {
+void add_slots(const StreamCall& call, Facts* facts) {
   const SlotSteps& s = call.steps;
   const bool sends = s.sends_to != 0, gathers = s.gathers_from != 0;
   facts->add("chunks", call.chunks_of_all());
@@ -121,10 +121,10 @@ std::string facts_of(const GoldenCase& c, int rank, const Buffers& buffers) {
   facts.add("why", static_cast<int>(lowered.why));
   facts.add("threads", lowered.threads);
   if (lowered.why != NeedsEngine::kNo) return facts.text();
-  SoloCall call;
+  StreamCall call;
   bind(lowered, inv, call);
   call.lanes = inv.geometry.lanes;
-  facts.add("whole", whole_of(lowered, call));
+  facts.add("whole", batch_of(lowered, call));
   if (call.by_slots) {
     add_slots(call, &facts);
     return facts.text();

@@ -146,7 +146,7 @@ class Unasked : public Carrying {
 };
 class Posting : public Carrying {
  public:
-  static constexpr bool kStreams = true;
+  static constexpr bool kPipelines = true;
 };
 static_assert(unjam::EngineDevice<Carrying>);
 static_assert(!unjam::SpeaksToOthers<Deaf> && !unjam::EngineDevice<Deaf>);

@@ -1,6 +1,6 @@
 // When a call's blocks keep the next call's from coming early
-// (device/cuda/placement/call_places.h).
-#include "device/cuda/placement/call_places.h"
+// (device/cuda/placement/cluster_placement.h).
+#include "device/cuda/placement/cluster_placement.h"
 
 #include <gtest/gtest.h>
 

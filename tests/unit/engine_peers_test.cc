@@ -818,34 +818,34 @@ INSTANTIATE_TEST_SUITE_P(All, Sticking,
 // ---- calls that are tried whole ----
 
 // Tries nothing, but says that it has, as the script wants.
-class Wholes : public ByHand {
+class BatchesHere : public ByHand {
  public:
-  using Handle = Wholes&;
-  static constexpr bool kWholeCalls = true;
+  using Handle = BatchesHere&;
+  static constexpr bool kBatches = true;
   using ByHand::ByHand;
 
   struct Tried {
     std::uint16_t slot;
-    Whole how;
+    BatchWay how;
     bool operator==(const Tried&) const = default;
   };
   std::vector<std::vector<Tried>> tried;                      // together
   std::map<std::uint16_t, std::vector<std::uint32_t>> polls;  // that each was granted, by its tries
   std::vector<std::uint32_t> turns_granted;
   std::set<std::uint16_t> patient;
-  std::function<WholeEnd(std::uint16_t slot, Whole how)> script;
+  std::function<BatchEnd(std::uint16_t slot, BatchWay how)> script;
   // Of a stream: chunks of its first hop that are moved by a try that does not end it.
   std::uint32_t chunks_a_try = 0;
   std::set<std::uint16_t> still;                // but for these
   std::set<std::uint16_t> early;                // are ended while others are tried
-  std::uint32_t most = kMostWholes;             // the others are left out
+  std::uint32_t most = kMostInBatch;            // the others are left out
   bool hears_what_waits = true;                 // a try that does not end it has received something
   std::map<std::uint16_t, std::uint16_t> hops;  // of two-shot calls: hops that were sent
   std::uint64_t try_ns = 0;                     // how long tries take together
 
   void stay() {
     doorbell_awake(doorbell());
-    Engine<Wholes>::run(*this, rank_, 0, shared_);
+    Engine<BatchesHere>::run(*this, rank_, 0, shared_);
   }
   // The latest n that were tried, each by itself.
   std::vector<std::uint16_t> latest(std::size_t n) const {
@@ -858,7 +858,7 @@ class Wholes : public ByHand {
     return slots;
   }
   template <class EndEarly>
-  void whole_calls(WholeTry* tries, std::uint32_t n, std::uint32_t turn, EndEarly end_early) {
+  void run_batch(BatchEntry* tries, std::uint32_t n, std::uint32_t turn, EndEarly end_early) {
     tried.emplace_back();
     turns_granted.push_back(turn);
     pass_time(try_ns);
@@ -866,22 +866,22 @@ class Wholes : public ByHand {
       tried.back().push_back({tries[i].slot, tries[i].how});
       polls[tries[i].slot].push_back(tries[i].polls);
       tries[i].left_out = i >= most;
-      tries[i].end = tries[i].left_out ? WholeEnd::kWaits : script(tries[i].slot, tries[i].how);
-      const bool done = tries[i].end == WholeEnd::kDone;
+      tries[i].end = tries[i].left_out ? BatchEnd::kWaits : script(tries[i].slot, tries[i].how);
+      const bool done = tries[i].end == BatchEnd::kDone;
       tries[i].receives = !tries[i].left_out && (done || hears_what_waits);
       if (const auto its = hops.find(tries[i].slot); its != hops.end()) {
-        tries[i].moved = its->second > (tries[i].how == Whole::kCollecting ? 2 : 1);
+        tries[i].moved = its->second > (tries[i].how == BatchWay::kCollecting ? 2 : 1);
         tries[i].sends = its->second;
       }
       if (tries[i].patient) patient.insert(tries[i].slot);
       const bool stays = done || tries[i].left_out || still.contains(tries[i].slot);
-      if (tries[i].how == Whole::kStream && !stays) tries[i].done[0] += chunks_a_try;
+      if (tries[i].how == BatchWay::kPipelined && !stays) tries[i].done[0] += chunks_a_try;
       if (done && early.contains(tries[i].slot)) end_early(i);
     }
   }
 };
 
-class WholeCalls : public testing::Test {
+class BatchCalls : public testing::Test {
  protected:
   static constexpr std::size_t kCalls = 6;
 
@@ -901,24 +901,24 @@ class WholeCalls : public testing::Test {
     ranks_.submit(u, 0, slot, whole);
     if (peer_calls) ranks_.submit(u, 1, slot);
   }
-  using Batch = std::vector<Wholes::Tried>;
+  using Batch = std::vector<BatchesHere::Tried>;
 
   std::mt19937_64 random_{base_seed()};
   Ranks ranks_{Case{2, 0, 0, 1, 4, 0, false}, kCalls, 84};
   std::deque<Use> uses_;  // stay where they are
-  Wholes engine_{ranks_.state(0), /*residency_matters=*/false};
+  BatchesHere engine_{ranks_.state(0), /*residency_matters=*/false};
   ByHand peer_{ranks_.state(1), /*residency_matters=*/false};
 };
 
-TEST_F(WholeCalls, StandingTogetherAreTriedTogetherAndWhatHasNotComeLater) {
+TEST_F(BatchCalls, StandingTogetherAreTriedTogetherAndWhatHasNotComeLater) {
   for (std::size_t key = 0; key < 4; ++key) submit(What::kAllGather, key, 0, true);
   submit(What::kAllGather, 0, 1, true);  // not before the first has ended
   std::set<std::uint16_t> late{1, 3};
-  engine_.script = [&](std::uint16_t slot, Whole) {
-    return late.erase(slot) != 0 ? WholeEnd::kWaits : WholeEnd::kDone;
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
+    return late.erase(slot) != 0 ? BatchEnd::kWaits : BatchEnd::kDone;
   };
   engine_.stay();
-  constexpr Whole kAll = Whole::kAll, kReceiving = Whole::kReceiving;
+  constexpr BatchWay kAll = BatchWay::kAll, kReceiving = BatchWay::kReceiving;
   EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, kAll}, {1, kAll}, {2, kAll}, {3, kAll}},
                                                {{1, kReceiving}, {3, kReceiving}, {4, kAll}}}));
   EXPECT_EQ(ranks_.stats(0).completed, 5u);
@@ -927,9 +927,9 @@ TEST_F(WholeCalls, StandingTogetherAreTriedTogetherAndWhatHasNotComeLater) {
   for (std::size_t key = 0; key < 4; ++key) EXPECT_EQ(ranks_.in_queue(0, key), 0u);
 }
 
-TEST_F(WholeCalls, ThatCannotBeTriedGoOnSliceBySlice) {
+TEST_F(BatchCalls, ThatCannotBeTriedGoOnSliceBySlice) {
   for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, true, true);
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kUnable; };
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kUnable; };
   for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
   EXPECT_EQ(ranks_.stats(0).completed, kCalls);
   EXPECT_EQ(ranks_.stats(1).completed, kCalls);
@@ -940,53 +940,53 @@ TEST_F(WholeCalls, ThatCannotBeTriedGoOnSliceBySlice) {
 }
 
 // Of two hops a later turn begins with the one that has not come.
-TEST_F(WholeCalls, OfTwoHopsWhatHasNotComeIsTriedLater) {
+TEST_F(BatchCalls, OfTwoHopsWhatHasNotComeIsTriedLater) {
   for (std::size_t key = 0; key < 3; ++key) {
-    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoHops, key == 1);
+    submit(What::kTwoStepAllReduce, key, 0, kBatchTwoHops, key == 1);
   }
   int tries = 0;
-  engine_.script = [&](std::uint16_t slot, Whole how) {
+  engine_.script = [&](std::uint16_t slot, BatchWay how) {
     // The first one takes its hops one by one, the second cannot begin, the third is done at once.
     if (slot == 0) {
       engine_.hops[0] = ++tries == 1 ? 1 : 2;
-      return how == Whole::kCollecting ? WholeEnd::kDone : WholeEnd::kWaits;
+      return how == BatchWay::kCollecting ? BatchEnd::kDone : BatchEnd::kWaits;
     }
-    return slot == 1 ? WholeEnd::kUnable : WholeEnd::kDone;
+    return slot == 1 ? BatchEnd::kUnable : BatchEnd::kDone;
   };
   for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
-  constexpr Whole kAll = Whole::kAll;
+  constexpr BatchWay kAll = BatchWay::kAll;
   EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, kAll}, {1, kAll}, {2, kAll}},
-                                               {{0, Whole::kReceiving}},
-                                               {{0, Whole::kCollecting}}}));
+                                               {{0, BatchWay::kReceiving}},
+                                               {{0, BatchWay::kCollecting}}}));
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
   EXPECT_EQ(ranks_.stats(0).wholes, 2u);
   check(uses_[1]);  // slice by slice
 }
 
 // What has moved a hop is gone on with at once.
-TEST_F(WholeCalls, OfTwoHopsOneThatHasComeIsMovement) {
+TEST_F(BatchCalls, OfTwoHopsOneThatHasComeIsMovement) {
   ranks_.state(0).policy.idle_passes = 1;
-  submit(What::kTwoStepAllReduce, 0, 0, kWholeTwoHops);
+  submit(What::kTwoStepAllReduce, 0, 0, kBatchTwoHops);
   int tries = 0;
-  engine_.script = [&](std::uint16_t, Whole how) {
+  engine_.script = [&](std::uint16_t, BatchWay how) {
     engine_.hops[0] = ++tries == 1 ? 1 : 2;
-    return how == Whole::kCollecting ? WholeEnd::kDone : WholeEnd::kWaits;
+    return how == BatchWay::kCollecting ? BatchEnd::kDone : BatchEnd::kWaits;
   };
   engine_.stay();
   EXPECT_EQ(tries, 3);
 }
 
 // And slices go on with it.
-TEST_F(WholeCalls, OfTwoHopsWhatCannotBeTriedAnyMoreGoesOnWhereItWas) {
+TEST_F(BatchCalls, OfTwoHopsWhatCannotBeTriedAnyMoreGoesOnWhereItWas) {
   for (const std::size_t key : {0u, 1u, 2u}) {
-    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoHops);
+    submit(What::kTwoStepAllReduce, key, 0, kBatchTwoHops);
   }
-  const WholeEnd ends[] = {WholeEnd::kElsewhere, WholeEnd::kUnable, WholeEnd::kElsewhere};
+  const BatchEnd ends[] = {BatchEnd::kElsewhere, BatchEnd::kUnable, BatchEnd::kElsewhere};
   const std::uint16_t hops[] = {1, 2, 2};
   std::map<std::uint16_t, int> tries;
-  engine_.script = [&](std::uint16_t slot, Whole) {
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
     engine_.hops[slot] = hops[slot];
-    return ++tries[slot] == 1 ? WholeEnd::kWaits : ends[slot];
+    return ++tries[slot] == 1 ? BatchEnd::kWaits : ends[slot];
   };
   for (int round = 0; round < 3; ++round) engine_.stay();
   for (const std::uint16_t slot : {0, 1, 2}) {
@@ -998,12 +998,12 @@ TEST_F(WholeCalls, OfTwoHopsWhatCannotBeTriedAnyMoreGoesOnWhereItWas) {
 }
 
 // It has waited at the wrong place.
-TEST_F(WholeCalls, WhatComesElsewhereIsReceivedSliceBySlice) {
+TEST_F(BatchCalls, WhatComesElsewhereIsReceivedSliceBySlice) {
   submit(What::kBroadcast, 0, 0, true, true);
   int tries = 0;
-  engine_.script = [&](std::uint16_t, Whole how) {
-    EXPECT_EQ(how, Whole::kAll) << "there is nothing to send";
-    return ++tries == 1 ? WholeEnd::kWaits : WholeEnd::kElsewhere;
+  engine_.script = [&](std::uint16_t, BatchWay how) {
+    EXPECT_EQ(how, BatchWay::kAll) << "there is nothing to send";
+    return ++tries == 1 ? BatchEnd::kWaits : BatchEnd::kElsewhere;
   };
   for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
   EXPECT_EQ(tries, 2);
@@ -1012,17 +1012,17 @@ TEST_F(WholeCalls, WhatComesElsewhereIsReceivedSliceBySlice) {
 }
 
 // What goes through slots is tried with its like: the same hops.
-TEST_F(WholeCalls, StreamsAreTriedTogetherWithTheirLike) {
+TEST_F(BatchCalls, StreamsAreTriedTogetherWithTheirLike) {
   submit(What::kAllGather, 0, 0, true);
-  for (const std::size_t key : {1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream, true);
-  submit(What::kAllGather, 1, 1, kWholeStream);  // not before the first has ended
-  submit(What::kBroadcast, 3, 0, kWholeStream);
+  for (const std::size_t key : {1u, 2u}) submit(What::kAllGather, key, 0, kPipelined, true);
+  submit(What::kAllGather, 1, 1, kPipelined);  // not before the first has ended
+  submit(What::kBroadcast, 3, 0, kPipelined);
   submit(What::kAllGather, 4, 0, true);
-  engine_.script = [](std::uint16_t slot, Whole) {
-    return slot == 2 ? WholeEnd::kElsewhere : WholeEnd::kDone;
+  engine_.script = [](std::uint16_t slot, BatchWay) {
+    return slot == 2 ? BatchEnd::kElsewhere : BatchEnd::kDone;
   };
   for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
-  constexpr Whole kAll = Whole::kAll, kStream = Whole::kStream;
+  constexpr BatchWay kAll = BatchWay::kAll, kStream = BatchWay::kPipelined;
   EXPECT_EQ(
       engine_.tried,
       (std::vector<Batch>{
@@ -1034,11 +1034,11 @@ TEST_F(WholeCalls, StreamsAreTriedTogetherWithTheirLike) {
 
 // Its peers leave long ones for it at about the same time. What sends nothing is tried like that
 // for the first time again and again.
-TEST_F(WholeCalls, ThatSomethingLongWaitsForPollLongerAtFirst) {
+TEST_F(BatchCalls, ThatSomethingLongWaitsForPollLongerAtFirst) {
   const auto polls_of = [&](What what, bool beside_long, EnginePolicy policy) {
     Ranks ranks{Case{2, 0, 0, 1, 4, 0, false}, kCalls, 84};
     ranks.state(0).policy = policy;
-    Wholes engine(ranks.state(0), /*residency_matters=*/false);
+    BatchesHere engine(ranks.state(0), /*residency_matters=*/false);
     std::deque<Use> uses;
     const auto submit = [&](What kind, std::uint8_t whole) {
       Use& u = uses.emplace_back();
@@ -1051,10 +1051,10 @@ TEST_F(WholeCalls, ThatSomethingLongWaitsForPollLongerAtFirst) {
       ranks.submit(u, 0, static_cast<std::uint16_t>(u.key), whole);
     };
     submit(what, 1);
-    if (beside_long) submit(What::kAllGather, kWholeStream);
+    if (beside_long) submit(What::kAllGather, kPipelined);
     int tries = 0;
-    engine.script = [&](std::uint16_t slot, Whole) {
-      return slot == 0 && ++tries < 3 ? WholeEnd::kWaits : WholeEnd::kDone;
+    engine.script = [&](std::uint16_t slot, BatchWay) {
+      return slot == 0 && ++tries < 3 ? BatchEnd::kWaits : BatchEnd::kDone;
     };
     engine.stay();
     return engine.polls[0];
@@ -1072,22 +1072,22 @@ TEST_F(WholeCalls, ThatSomethingLongWaitsForPollLongerAtFirst) {
   EXPECT_EQ(polls_of(What::kAllGather, true, policy), (Polls{1, 1, 1}));
 }
 
-TEST_F(WholeCalls, StreamsHaveLongerTurnsEachTimeTheyAreInterrupted) {
-  for (const std::uint64_t use : {0u, 1u}) submit(What::kAllGather, 0, use, kWholeStream);
-  const WholeEnd ends[] = {WholeEnd::kInterrupted, WholeEnd::kInterrupted, WholeEnd::kInterrupted,
-                           WholeEnd::kDone, WholeEnd::kDone};
+TEST_F(BatchCalls, StreamsHaveLongerTurnsEachTimeTheyAreInterrupted) {
+  for (const std::uint64_t use : {0u, 1u}) submit(What::kAllGather, 0, use, kPipelined);
+  const BatchEnd ends[] = {BatchEnd::kInterrupted, BatchEnd::kInterrupted, BatchEnd::kInterrupted,
+                           BatchEnd::kDone, BatchEnd::kDone};
   engine_.chunks_a_try = 1;
-  engine_.script = [&](std::uint16_t, Whole) { return ends[engine_.tried.size() - 1]; };
+  engine_.script = [&](std::uint16_t, BatchWay) { return ends[engine_.tried.size() - 1]; };
   engine_.stay();
   EXPECT_EQ(engine_.turns_granted, (std::vector<std::uint32_t>{4, 8, 16, 32, 4}));
 }
 
-TEST_F(WholeCalls, NoMoreStreamsAreTriedTogetherThanThePolicySays) {
-  ranks_.state(0).policy.most_streams = 2;
-  for (const std::size_t key : {0u, 1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream);
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+TEST_F(BatchCalls, NoMoreStreamsAreTriedTogetherThanThePolicySays) {
+  ranks_.state(0).policy.most_pipelined = 2;
+  for (const std::size_t key : {0u, 1u, 2u}) submit(What::kAllGather, key, 0, kPipelined);
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kDone; };
   engine_.stay();
-  constexpr Whole kStream = Whole::kStream;
+  constexpr BatchWay kStream = BatchWay::kPipelined;
   EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, kStream}, {1, kStream}}, {{2, kStream}}}));
 }
 
@@ -1103,11 +1103,11 @@ TEST(Letters, ThatAreUrgentAreCountedAtBothEnds) {
     uses[key].count = 10;
     fill(uses[key], 1, random, Laid::kOneByOne, /*lanes=*/2);
     // The first is long.
-    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), key == 0 ? kWholeStream : 0);
+    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), key == 0 ? kPipelined : 0);
   }
   ranks.release(0, 3, 3);  // for the first lane alone
-  Wholes engine(ranks.state(0), /*residency_matters=*/false);
-  engine.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  BatchesHere engine(ranks.state(0), /*residency_matters=*/false);
+  engine.script = [](std::uint16_t, BatchWay) { return BatchEnd::kDone; };
   engine.stay();
   const RankState& state = ranks.state(0);
   EXPECT_EQ(state.mailboxes[0].urgent, 3u);
@@ -1135,17 +1135,17 @@ TEST(Letters, AreTakenInUpToWhatIsUrgent) {
     uses[key].key = key;
     uses[key].count = 10;
     fill(uses[key], 2, random);
-    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), key < kLong ? kWholeStream : 1);
+    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), key < kLong ? kPipelined : 1);
   }
-  Wholes engine(ranks.state(0), /*residency_matters=*/false);
+  BatchesHere engine(ranks.state(0), /*residency_matters=*/false);
   // Long ones have their turns, and go on.
   engine.chunks_a_try = 1;
   std::size_t turns = 0;
-  engine.script = [&](std::uint16_t slot, Whole) {
-    if (slot == kLong) return WholeEnd::kDone;
-    if (++turns < 500) return WholeEnd::kInterrupted;
+  engine.script = [&](std::uint16_t slot, BatchWay) {
+    if (slot == kLong) return BatchEnd::kDone;
+    if (++turns < 500) return BatchEnd::kInterrupted;
     engine.chunks_a_try = 0;  // they have nothing left to move
-    return WholeEnd::kWaits;
+    return BatchEnd::kWaits;
   };
   engine.stay();
   const auto is_the_short_one = [](const auto& lot) { return lot.front().slot == kLong; };
@@ -1157,18 +1157,18 @@ TEST(Letters, AreTakenInUpToWhatIsUrgent) {
 
 // When the host has said something the device ends what it tries: who is cancelled ends next,
 // wherever it is in the queue.
-TEST_F(WholeCalls, WhoIsCancelledEndsBeforeThoseThatWereInterruptedGoOn) {
-  submit(What::kMeshBroadcast, 0, 0, kWholeStream);
-  for (const std::size_t key : {1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream);
-  submit(What::kMeshBroadcast, 3, 0, kWholeStream);
+TEST_F(BatchCalls, WhoIsCancelledEndsBeforeThoseThatWereInterruptedGoOn) {
+  submit(What::kMeshBroadcast, 0, 0, kPipelined);
+  for (const std::size_t key : {1u, 2u}) submit(What::kAllGather, key, 0, kPipelined);
+  submit(What::kMeshBroadcast, 3, 0, kPipelined);
   std::vector<std::uint64_t> ended;  // before each try of slot 1
-  engine_.script = [&](std::uint16_t slot, Whole) {
-    if (slot == 0 || slot == 3) return WholeEnd::kWaits;
-    if (slot == 2) return ended.size() < 2 ? WholeEnd::kCutShort : WholeEnd::kDone;
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
+    if (slot == 0 || slot == 3) return BatchEnd::kWaits;
+    if (slot == 2) return ended.size() < 2 ? BatchEnd::kCutShort : BatchEnd::kDone;
     ended.push_back(ranks_.stats(0).completed);
-    if (ended.size() != 1) return WholeEnd::kDone;
+    if (ended.size() != 1) return BatchEnd::kDone;
     engine_.cancelled_slots = {0, 3};
-    return WholeEnd::kCutShort;
+    return BatchEnd::kCutShort;
   };
   engine_.hears_what_waits = false;
   engine_.chunks_a_try = 1;
@@ -1180,56 +1180,57 @@ TEST_F(WholeCalls, WhoIsCancelledEndsBeforeThoseThatWereInterruptedGoOn) {
 }
 
 // Such as are worth it in a crowd alone.
-TEST_F(WholeCalls, WhatIsForCrowdsGoesBySlicesWhereNothingElseIsLong) {
-  submit(What::kAllGather, 0, 0, kWholeCrowd, true);
+TEST_F(BatchCalls, WhatIsForCrowdsGoesBySlicesWhereNothingElseIsLong) {
+  submit(What::kAllGather, 0, 0, kPipelinedIfContended, true);
   submit(What::kAllGather, 1, 0, true);  // is short
   peer_.stay();
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kDone; };
   for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
-  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{1, Whole::kAll}}}));
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{1, BatchWay::kAll}}}));
   EXPECT_EQ(ranks_.stats(0).completed, 2u);
   check(uses_[0]);
 }
 // Later uses of its key are no crowd: they do not go beside it.
-TEST_F(WholeCalls, WhatIsForCrowdsGoesBySlicesBeforeLaterUses) {
-  for (const std::uint64_t n : {0u, 1u, 2u}) submit(What::kAllGather, 0, n, kWholeCrowd, true);
+TEST_F(BatchCalls, WhatIsForCrowdsGoesBySlicesBeforeLaterUses) {
+  for (const std::uint64_t n : {0u, 1u, 2u})
+    submit(What::kAllGather, 0, n, kPipelinedIfContended, true);
   for (int round = 0; round < 20; ++round) engine_.stay(), peer_.stay();
   EXPECT_TRUE(engine_.tried.empty());
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
   for (const Use& u : uses_) check(u);
 }
 // The last one of a queue is in a crowd as well.
-TEST_F(WholeCalls, WhatIsForCrowdsIsTriedBehindALongOne) {
-  submit(What::kAllGather, 0, 0, kWholeStream);
-  submit(What::kMeshBroadcast, 1, 0, kWholeCrowd);
-  engine_.script = [](std::uint16_t slot, Whole) {
-    return slot == 0 ? WholeEnd::kWaits : WholeEnd::kDone;
+TEST_F(BatchCalls, WhatIsForCrowdsIsTriedBehindALongOne) {
+  submit(What::kAllGather, 0, 0, kPipelined);
+  submit(What::kMeshBroadcast, 1, 0, kPipelinedIfContended);
+  engine_.script = [](std::uint16_t slot, BatchWay) {
+    return slot == 0 ? BatchEnd::kWaits : BatchEnd::kDone;
   };
   engine_.stay();
   ASSERT_GE(engine_.tried.size(), 2u);
-  EXPECT_EQ(engine_.tried[1], (Batch{{1, Whole::kStream}}));
+  EXPECT_EQ(engine_.tried[1], (Batch{{1, BatchWay::kPipelined}}));
 }
-TEST_F(WholeCalls, WhatIsForCrowdsIsTriedBehindALongOneThatIsNotTheHead) {
+TEST_F(BatchCalls, WhatIsForCrowdsIsTriedBehindALongOneThatIsNotTheHead) {
   submit(What::kAllGather, 0, 0, true);
-  submit(What::kAllGather, 1, 0, kWholeStream);
-  submit(What::kMeshBroadcast, 2, 0, kWholeCrowd);
-  engine_.script = [](std::uint16_t slot, Whole) {
-    return slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+  submit(What::kAllGather, 1, 0, kPipelined);
+  submit(What::kMeshBroadcast, 2, 0, kPipelinedIfContended);
+  engine_.script = [](std::uint16_t slot, BatchWay) {
+    return slot == 2 ? BatchEnd::kDone : BatchEnd::kWaits;
   };
   engine_.hears_what_waits = false;
   engine_.stay();
   ASSERT_GE(engine_.tried.size(), 3u);
-  EXPECT_EQ(engine_.tried[2], (Batch{{2, Whole::kStream}}));
+  EXPECT_EQ(engine_.tried[2], (Batch{{2, BatchWay::kPipelined}}));
 }
-TEST_F(WholeCalls, WhatIsForCrowdsIsTriedInACrowd) {
-  for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kWholeCrowd);
-  submit(What::kMeshBroadcast, 2, 0, kWholeStream);
-  submit(What::kMeshBroadcast, 3, 0, kWholeCrowd);
-  engine_.script = [](std::uint16_t slot, Whole) {
-    return slot == 1 ? WholeEnd::kWaits : WholeEnd::kDone;
+TEST_F(BatchCalls, WhatIsForCrowdsIsTriedInACrowd) {
+  for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kPipelinedIfContended);
+  submit(What::kMeshBroadcast, 2, 0, kPipelined);
+  submit(What::kMeshBroadcast, 3, 0, kPipelinedIfContended);
+  engine_.script = [](std::uint16_t slot, BatchWay) {
+    return slot == 1 ? BatchEnd::kWaits : BatchEnd::kDone;
   };
   engine_.stay();
-  constexpr Whole kStream = Whole::kStream;
+  constexpr BatchWay kStream = BatchWay::kPipelined;
   // (The last one is left to slices.)
   EXPECT_EQ(engine_.tried,
             (std::vector<Batch>{{{0, kStream}, {1, kStream}}, {{2, kStream}, {3, kStream}}}));
@@ -1238,16 +1239,16 @@ TEST_F(WholeCalls, WhatIsForCrowdsIsTriedInACrowd) {
 
 // One that is done ends at once: its slot may be used again while others are tried. But its place
 // in the queue, and what is counted, is seen to in the end.
-TEST_F(WholeCalls, StreamsEndBeforeThoseThatAreTriedWithThem) {
-  for (const std::size_t key : {0u, 1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream);
+TEST_F(BatchCalls, StreamsEndBeforeThoseThatAreTriedWithThem) {
+  for (const std::size_t key : {0u, 1u, 2u}) submit(What::kAllGather, key, 0, kPipelined);
   engine_.early = {0, 2};
-  engine_.script = [&](std::uint16_t slot, Whole) {
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
     if (slot == 1) {
       EXPECT_TRUE(ranks_.wait(0, 1));
       EXPECT_EQ(ranks_.in_queue(0, 0), 0u);
       EXPECT_EQ(ranks_.in_queue(0, 1), 1u);
     }
-    return WholeEnd::kDone;
+    return BatchEnd::kDone;
   };
   engine_.stay();
   EXPECT_EQ(engine_.tried.size(), 1u);
@@ -1259,35 +1260,35 @@ TEST_F(WholeCalls, StreamsEndBeforeThoseThatAreTriedWithThem) {
 
 // A stream that was not done is tried again, from where it was left.
 struct Again {
-  WholeEnd end;            // of the first one's first try
+  BatchEnd end;            // of the first one's first try
   std::uint32_t chunks;    // that it has moved
   std::vector<int> tried;  // slots, in their order
 };
-class StreamsAgain : public WholeCalls,
+class StreamsAgain : public BatchCalls,
                      public testing::WithParamInterface<std::tuple<std::uint32_t, int>> {};
 
 TEST_P(StreamsAgain, InTheirPlace) {
   const auto [quantum, which] = GetParam();
   const Again cases[] = {
       // What is short comes in between; not the other stream, also if its slices are few.
-      {WholeEnd::kInterrupted, 1, {0, 2, 0, 1}},
+      {BatchEnd::kInterrupted, 1, {0, 2, 0, 1}},
       // If it has moved, or the host has said something.
-      {WholeEnd::kInterrupted, 0, {0, 1, 2, 0}},
-      {WholeEnd::kCutShort, 0, {0, 2, 0, 1}},
+      {BatchEnd::kInterrupted, 0, {0, 1, 2, 0}},
+      {BatchEnd::kCutShort, 0, {0, 2, 0, 1}},
       // While it moves it goes on, so that ranks come to be at the same one.
-      {WholeEnd::kWaits, 1, {0, 0, 1, 2}},
+      {BatchEnd::kWaits, 1, {0, 0, 1, 2}},
       // Who waits for its peers lets all others go on.
-      {WholeEnd::kWaits, 0, {0, 1, 2, 0}},
+      {BatchEnd::kWaits, 0, {0, 1, 2, 0}},
   };
   const Again& expected = cases[which];
   ranks_.state(0).policy.quantum_slices = quantum;
-  submit(What::kBroadcast, 0, 0, kWholeStream, false, 1000);
-  submit(What::kAllGather, 1, 0, kWholeStream, false, 1000);
+  submit(What::kBroadcast, 0, 0, kPipelined, false, 1000);
+  submit(What::kAllGather, 1, 0, kPipelined, false, 1000);
   submit(What::kAllGather, 2, 0, true);
   engine_.chunks_a_try = expected.chunks;
   int tries = 0;
-  engine_.script = [&](std::uint16_t slot, Whole) {
-    return slot == 0 && ++tries == 1 ? expected.end : WholeEnd::kDone;
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
+    return slot == 0 && ++tries == 1 ? expected.end : BatchEnd::kDone;
   };
   for (int round = 0; round < 4; ++round) engine_.stay();
   std::vector<int> tried;
@@ -1304,14 +1305,14 @@ INSTANTIATE_TEST_SUITE_P(All, StreamsAgain,
                          testing::Combine(testing::Values(1u, 64u), testing::Range(0, 5)));
 
 // Who could have gone on, but not beside the others, is next, whatever becomes of these.
-TEST_F(WholeCalls, StreamsThatWereLeftOutAreNext) {
-  for (std::size_t key = 0; key < 5; ++key) submit(What::kAllGather, key, 0, kWholeStream);
+TEST_F(BatchCalls, StreamsThatWereLeftOutAreNext) {
+  for (std::size_t key = 0; key < 5; ++key) submit(What::kAllGather, key, 0, kPipelined);
   engine_.most = 2;
-  engine_.script = [](std::uint16_t slot, Whole) {
-    return slot < 2 ? WholeEnd::kWaits : WholeEnd::kDone;
+  engine_.script = [](std::uint16_t slot, BatchWay) {
+    return slot < 2 ? BatchEnd::kWaits : BatchEnd::kDone;
   };
   engine_.stay();
-  constexpr Whole kStream = Whole::kStream;
+  constexpr BatchWay kStream = BatchWay::kPipelined;
   const auto batch = [&](std::vector<int> slots) {
     Batch b;
     for (const int s : slots) b.push_back({static_cast<std::uint16_t>(s), kStream});
@@ -1325,23 +1326,24 @@ TEST_F(WholeCalls, StreamsThatWereLeftOutAreNext) {
 }
 
 // But for what is short, if the others were interrupted for that.
-TEST_F(WholeCalls, StreamsThatWereLeftOutComeBehindShortCallsWhenOthersWereInterrupted) {
+TEST_F(BatchCalls, StreamsThatWereLeftOutComeBehindShortCallsWhenOthersWereInterrupted) {
   submit(What::kAllGather, 0, 0, true);
   for (const std::size_t key : {1u, 2u}) {
-    submit(What::kAllGather, key, 0, kWholeStream, false, 1000);
+    submit(What::kAllGather, key, 0, kPipelined, false, 1000);
   }
   engine_.most = 1;
   engine_.chunks_a_try = 1;
   int tries = 0;
   std::uint64_t interrupted_in = 0, again_in = 0;  // which pass
-  engine_.script = [&](std::uint16_t slot, Whole) {
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
     if (slot == 1 && tries == 1) interrupted_in = ranks_.stats(0).passes;
     if (slot == 0 && tries == 1) again_in = ranks_.stats(0).passes;
-    if (slot == 0) return ++tries < 3 ? WholeEnd::kWaits : WholeEnd::kDone;
-    return slot == 1 && tries < 3 ? WholeEnd::kInterrupted : WholeEnd::kDone;
+    if (slot == 0) return ++tries < 3 ? BatchEnd::kWaits : BatchEnd::kDone;
+    return slot == 1 && tries < 3 ? BatchEnd::kInterrupted : BatchEnd::kDone;
   };
   engine_.stay();
-  constexpr Whole kAll = Whole::kAll, kStream = Whole::kStream, kReceiving = Whole::kReceiving;
+  constexpr BatchWay kAll = BatchWay::kAll, kStream = BatchWay::kPipelined,
+                     kReceiving = BatchWay::kReceiving;
   ASSERT_GE(engine_.tried.size(), 3u);
   EXPECT_EQ(engine_.tried[0], (Batch{{0, kAll}}));
   EXPECT_EQ(engine_.tried[1], (Batch{{1, kStream}, {2, kStream}}));
@@ -1351,9 +1353,9 @@ TEST_F(WholeCalls, StreamsThatWereLeftOutComeBehindShortCallsWhenOthersWereInter
 }
 
 // Worth a wait: the first in the queue, and those with a smaller seed.
-TEST_F(WholeCalls, ThePatientAreTheFirstAndThoseThatAreSoEverywhere) {
-  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+TEST_F(BatchCalls, ThePatientAreTheFirstAndThoseThatAreSoEverywhere) {
+  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kPipelined);
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kDone; };
   engine_.stay();
   std::set<std::uint16_t> expected;
   const auto seed = [&](std::uint16_t slot) { return ranks_.state(0).invocations[slot].seed; };
@@ -1364,9 +1366,9 @@ TEST_F(WholeCalls, ThePatientAreTheFirstAndThoseThatAreSoEverywhere) {
 }
 
 // Of one whose peers are not there the engine does not keep on trying: it leaves.
-TEST_F(WholeCalls, AStreamWithoutPeersKeepsNobody) {
-  submit(What::kAllGather, 0, 0, kWholeStream);
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kWaits; };
+TEST_F(BatchCalls, AStreamWithoutPeersKeepsNobody) {
+  submit(What::kAllGather, 0, 0, kPipelined);
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kWaits; };
   engine_.stay();
   EXPECT_GE(engine_.tried.size(), 1u);
   EXPECT_LE(engine_.tried.size(), 2u + ranks_.state(0).policy.idle_passes);
@@ -1375,12 +1377,12 @@ TEST_F(WholeCalls, AStreamWithoutPeersKeepsNobody) {
 }
 
 // Also if it is interrupted each time, for something short whose peers are not there either.
-TEST_F(WholeCalls, AStreamThatIsInterruptedInVainKeepsNobody) {
-  submit(What::kAllGather, 0, 0, kWholeStream);
+TEST_F(BatchCalls, AStreamThatIsInterruptedInVainKeepsNobody) {
+  submit(What::kAllGather, 0, 0, kPipelined);
   submit(What::kAllGather, 1, 0, true);
   constexpr std::size_t kMany = 100;
-  engine_.script = [&](std::uint16_t slot, Whole) {
-    return slot == 0 && engine_.tried.size() < kMany ? WholeEnd::kInterrupted : WholeEnd::kWaits;
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
+    return slot == 0 && engine_.tried.size() < kMany ? BatchEnd::kInterrupted : BatchEnd::kWaits;
   };
   engine_.stay();
   EXPECT_LE(engine_.tried.size(), 2 * (2u + ranks_.state(0).policy.idle_passes));
@@ -1389,13 +1391,13 @@ TEST_F(WholeCalls, AStreamThatIsInterruptedInVainKeepsNobody) {
 
 // Nor does it keep a lane from what stands behind it, where each stay begins at the head again, and
 // ends soon. Of those that are tried together it is enough that one has moved.
-TEST_F(WholeCalls, BehindStreamsThatAreInterruptedInVainOthersHaveTheirTurn) {
-  for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kWholeStream);
-  submit(What::kBroadcast, 2, 0, kWholeStream);
+TEST_F(BatchCalls, BehindStreamsThatAreInterruptedInVainOthersHaveTheirTurn) {
+  for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kPipelined);
+  submit(What::kBroadcast, 2, 0, kPipelined);
   submit(What::kAllGather, 3, 0, true);
-  engine_.script = [&](std::uint16_t slot, Whole) {
-    if (slot == 3) return WholeEnd::kWaits;
-    return slot == 2 ? WholeEnd::kDone : WholeEnd::kInterrupted;
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
+    if (slot == 3) return BatchEnd::kWaits;
+    return slot == 2 ? BatchEnd::kDone : BatchEnd::kInterrupted;
   };
   engine_.is_called_away = true;
   engine_.try_ns = ByHand::kLateNs / 2 + 1;
@@ -1410,55 +1412,55 @@ TEST_F(WholeCalls, BehindStreamsThatAreInterruptedInVainOthersHaveTheirTurn) {
 }
 
 // Who leaves in the middle of a try does not know whether it could go on: so it is not at rest.
-TEST_F(WholeCalls, WhoIsCutShortDoesNotRest) {
-  submit(What::kAllGather, 0, 0, kWholeStream);
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kCutShort; };
+TEST_F(BatchCalls, WhoIsCutShortDoesNotRest) {
+  submit(What::kAllGather, 0, 0, kPipelined);
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kCutShort; };
   engine_.is_called_away = true;
   engine_.stay();
   EXPECT_EQ(engine_.tried.size(), 1u);
   EXPECT_FALSE(engine_.asleep());
 }
 
-TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
+TEST_F(BatchCalls, KeepTheirPlaceAmongOthers) {
   submit(What::kAllGather, 0, 0, true);
   submit(What::kBroadcast, 1, 0, false, true);
   submit(What::kAllGather, 2, 0, true);
   std::vector<std::uint64_t> moved;  // slices, by the time of each try
   peer_.stay();
-  engine_.script = [&](std::uint16_t, Whole) {
+  engine_.script = [&](std::uint16_t, BatchWay) {
     moved.push_back(ranks_.stats(0).slices);
-    return WholeEnd::kDone;
+    return BatchEnd::kDone;
   };
   engine_.stay();
-  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, Whole::kAll}}, {{2, Whole::kAll}}}));
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, BatchWay::kAll}}, {{2, BatchWay::kAll}}}));
   EXPECT_EQ(moved, (std::vector<std::uint64_t>{0, 1}));
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
   check(uses_[1]);
 }
 
 // Of what a lane has sent by itself before the engine saw it, only what comes in is tried.
-TEST_F(WholeCalls, BehindAHeadStartOnlyWhatIsLeft) {
+TEST_F(BatchCalls, BehindAHeadStartOnlyWhatIsLeft) {
   engine_.done_before.set_primitives_done(1);
   engine_.done_before.stage = Stage::kLeft;
   submit(What::kAllGather, 0, 0, true);
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kDone; };
   engine_.stay();
-  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, Whole::kReceiving}}}));
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, BatchWay::kReceiving}}}));
   EXPECT_EQ(ranks_.stats(0).completed, 1u);
 }
 
-TEST_F(WholeCalls, AreNotTriedUnderTheHoldPolicy) {
+TEST_F(BatchCalls, AreNotTriedUnderTheHoldPolicy) {
   ranks_.state(0).policy.stickiness = StickinessPolicy::kHold;
   submit(What::kBroadcast, 0, 0, true, true);
   peer_.stay();
-  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine_.script = [](std::uint16_t, BatchWay) { return BatchEnd::kDone; };
   engine_.stay();
   EXPECT_TRUE(engine_.tried.empty());
   EXPECT_EQ(ranks_.stats(0).completed, 1u);
   check(uses_[0]);
 }
 
-// ---- one order (one_order.h) ----
+// ---- one order (agreed_order.h) ----
 
 struct OrderCase {
   StickinessPolicy stickiness = StickinessPolicy::kAdaptive;
@@ -1476,20 +1478,20 @@ void PrintTo(const OrderCase& c, std::ostream* out) {
        << " done, after " << c.after_us << " us, tries of " << c.try_us << " us"
        << (c.hears ? ", something is heard" : "") << ", kind " << static_cast<int>(c.what);
 }
-class OneOrderOfWholes : public WholeCalls, public testing::WithParamInterface<OrderCase> {};
+class AgreedOrderOfBatches : public BatchCalls, public testing::WithParamInterface<OrderCase> {};
 
-TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
+TEST_P(AgreedOrderOfBatches, WhereThereWasDisorderAndNothingIsHeard) {
   const OrderCase c = GetParam();
   EnginePolicy& policy = ranks_.state(0).policy;
   policy.stickiness = c.stickiness;
   policy.order = c.order;
   policy.order_after_us = c.after_us;
-  policy.most_streams = 1;
-  for (std::size_t key = 0; key < kCalls; ++key) submit(c.what, key, 0, kWholeStream);
+  policy.most_pipelined = 1;
+  for (std::size_t key = 0; key < kCalls; ++key) submit(c.what, key, 0, kPipelined);
   engine_.hears_what_waits = c.hears;
   engine_.try_ns = std::uint64_t{c.try_us} * 1000;
-  engine_.script = [&](std::uint16_t slot, Whole) {
-    return c.done.contains(slot) ? WholeEnd::kDone : WholeEnd::kWaits;
+  engine_.script = [&](std::uint16_t slot, BatchWay) {
+    return c.done.contains(slot) ? BatchEnd::kDone : BatchEnd::kWaits;
   };
   engine_.stay();
   engine_.stay();  // it may have put them in order just before it left
@@ -1508,7 +1510,7 @@ TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
   EXPECT_EQ(ranks_.stats(0).orderings != 0, c.puts_in_order);
 }
 INSTANTIATE_TEST_SUITE_P(
-    All, OneOrderOfWholes,
+    All, AgreedOrderOfBatches,
     testing::Values(OrderCase{.puts_in_order = true}, OrderCase{.done = {}}, OrderCase{.done = {0}},
                     OrderCase{.done = {1}}, OrderCase{.after_us = 1},
                     OrderCase{.after_us = 100, .try_us = 40, .puts_in_order = true},
@@ -1518,27 +1520,27 @@ INSTANTIATE_TEST_SUITE_P(
                     OrderCase{.what = What::kMeshBroadcast}, OrderCase{.what = What::kMeshReduce}));
 
 // Who is stuck is not overtaken by what comes later for ever.
-class ClosedOrder : public WholeCalls, public testing::WithParamInterface<std::uint64_t> {};
+class ClosedOrder : public BatchCalls, public testing::WithParamInterface<std::uint64_t> {};
 
 TEST_P(ClosedOrder, IsOvertakenByNobodyAfterAWhile) {
   const std::uint64_t late_ns = GetParam();
   ranks_.state(0).policy.order_after_us = 0;
-  ranks_.state(0).policy.most_streams = 1;
+  ranks_.state(0).policy.most_pipelined = 1;
   engine_.pass_time(2 * kOpenNs);
   engine_.hears_what_waits = false;
-  engine_.script = [](std::uint16_t slot, Whole) {
-    return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+  engine_.script = [](std::uint16_t slot, BatchWay) {
+    return slot == 1 || slot == 2 ? BatchEnd::kDone : BatchEnd::kWaits;
   };
   const auto seed = [&](std::uint16_t slot) { return ranks_.state(0).invocations[slot].seed; };
   // Slots are numbered as calls are made.
   for (const std::size_t key : {0u, 1u, 2u, 4u, 5u}) {
-    submit(What::kAllGather, key, 0, kWholeStream);
+    submit(What::kAllGather, key, 0, kPipelined);
   }
   engine_.stay();
   EXPECT_EQ(ranks_.stats(0).orderings, 1u);
   engine_.pass_time(late_ns);
   constexpr std::uint16_t kLast = 5;
-  submit(What::kAllGather, 3, 0, kWholeStream);
+  submit(What::kAllGather, 3, 0, kPipelined);
   engine_.stay();
   const std::vector<std::uint16_t> last = engine_.latest(4);
   ASSERT_EQ(last.size(), 4u);
@@ -1555,27 +1557,27 @@ class OneOrderOfMany : public testing::Test {
 
   OneOrderOfMany() {
     ranks.state(0).policy.order_after_us = 0;
-    ranks.state(0).policy.most_streams = 1;
+    ranks.state(0).policy.most_pipelined = 1;
     std::mt19937_64 random(base_seed());
     for (std::size_t key = 0; key < kKeys; ++key) {
       uses[key].what = What::kAllGather;
       uses[key].key = key;
       uses[key].count = 10;
       fill(uses[key], 2, random);
-      ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), kWholeStream);
+      ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), kPipelined);
     }
     engine.hears_what_waits = false;
   }
 
   Ranks ranks{Case{2, 0, 0, 1, 4, 0, false}, kKeys, 85};
   std::deque<Use> uses = std::deque<Use>(kKeys);
-  Wholes engine{ranks.state(0), /*residency_matters=*/false};
+  BatchesHere engine{ranks.state(0), /*residency_matters=*/false};
 };
 
 // One that is not in disorder takes in one newcomer a pass, if nothing comes for those it has.
 TEST_F(OneOrderOfMany, AllNewcomersAreTakenIn) {
-  engine.script = [](std::uint16_t slot, Whole) {
-    return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+  engine.script = [](std::uint16_t slot, BatchWay) {
+    return slot == 1 || slot == 2 ? BatchEnd::kDone : BatchEnd::kWaits;
   };
   engine.stay();
   EXPECT_EQ(ranks.stats(0).completed, 2u);
@@ -1586,8 +1588,8 @@ TEST_F(OneOrderOfMany, AllNewcomersAreTakenIn) {
 // The first ones are put in order, once a pass; and the engine leaves.
 TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
   // What overtakes others, then nobody.
-  engine.script = [](std::uint16_t slot, Whole) {
-    return slot > kKeys - 5 ? WholeEnd::kDone : WholeEnd::kWaits;
+  engine.script = [](std::uint16_t slot, BatchWay) {
+    return slot > kKeys - 5 ? BatchEnd::kDone : BatchEnd::kWaits;
   };
   engine.stay();
   EXPECT_EQ(ranks.stats(0).completed, 4u);
@@ -1601,7 +1603,7 @@ TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
     had_turns.insert(t->front().slot);
   }
   EXPECT_EQ(had_turns.size(), kKeys - 4) << "all have had their turn";
-  engine.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine.script = [](std::uint16_t, BatchWay) { return BatchEnd::kDone; };
   engine.stay();
   EXPECT_EQ(ranks.stats(0).completed, kKeys);
 }

@@ -1,7 +1,7 @@
 // LanePace, played: the lanes of a chain of ranks, with the slots and slices in hand that
 // device/cuda/exec/slots/steer.cuh has. In each step of the schedule, which is random, a lane of
 // a rank begins a slice or has moved one.
-#include "device/cuda/exec/slots/lane_pace.h"
+#include "device/cuda/exec/slots/lane_pacing.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
-// Which block of a daemon drives which lane (device/cuda/placement/lane_choice.h): whatever SMs are
-// free, and whoever is first, each lane is one block's; and on an empty GPU lanes are where they
-// are to be.
-#include "device/cuda/placement/lane_choice.h"
+// Which block of a daemon drives which lane (device/cuda/placement/lane_placement.h): whatever SMs
+// are free, and whoever is first, each lane is one block's; and on an empty GPU lanes are where
+// they are to be.
+#include "device/cuda/placement/lane_placement.h"
 
 #include <gtest/gtest.h>
 

@@ -39,13 +39,13 @@ struct Group {
   std::vector<Plan> plans;
   std::vector<Invocation> invocations;
   std::vector<Lowered> lowered;
-  std::vector<SoloCall> calls;
+  std::vector<StreamCall> calls;
   std::vector<unsigned> threads;
   std::vector<std::vector<Element>> inputs, outputs;
   LowerLimits limits_;
 
   Group(Kind kind, Algorithm algorithm, int ranks, int root, std::uint64_t count,
-        const LowerLimits& solo = kLimits, bool lines = false, bool in_place = false,
+        const LowerLimits& lowering = kLimits, bool lines = false, bool in_place = false,
         bool has_data = false, DType dtype = DType::kInt32) {
     request.kind = kind;
     request.dtype = dtype;
@@ -84,7 +84,7 @@ struct Group {
         inv.geometry.first_lane = spread_lanes(count, inv.geometry.lanes, limits.lanes);
       }
       inv.group_size = static_cast<std::uint16_t>(ranks);
-      limits_ = solo;
+      limits_ = lowering;
       if (limits_.slot_bytes == 0) limits_.slot_bytes = limits.escape_slot_bytes;
       lower_again(at);
     }
@@ -94,12 +94,12 @@ struct Group {
   void lower_again(std::size_t at) {
     lowered[at] = lower(plans[at], request.ranks, static_cast<int>(at), limits_);
     threads[at] = lowered[at].threads;
-    calls[at] = SoloCall{};
+    calls[at] = StreamCall{};
     if (lowered[at].why != NeedsEngine::kNo) return;
     bind(lowered[at], invocations[at], calls[at]);
     calls[at].lanes = invocations[at].geometry.lanes;  // as the daemon
   }
-  std::uint8_t whole(std::size_t at) const { return whole_of(lowered[at], calls[at]); }
+  std::uint8_t whole(std::size_t at) const { return batch_of(lowered[at], calls[at]); }
   void set_dtype(std::size_t at, DType dtype) {
     plans[at].geometry.dtype = invocations[at].geometry.dtype = dtype;
     lower_again(at);
@@ -170,7 +170,7 @@ class Side {
         output_(reinterpret_cast<unsigned char*>(g.outputs[rank].data())),
         output_bytes_(g.outputs[rank].size() * sizeof(Element)) {}
 
-  const SoloCall& call() const { return call_; }
+  const StreamCall& call() const { return call_; }
   std::vector<unsigned char> read(std::uint64_t at) const {
     EXPECT_LE(at + call_.block_bytes, input_bytes_);
     return {input_ + at, input_ + at + call_.block_bytes};
@@ -181,7 +181,7 @@ class Side {
   }
 
  private:
-  const SoloCall& call_;
+  const StreamCall& call_;
   const unsigned char* input_;
   std::size_t input_bytes_;
   unsigned char* output_;
@@ -206,7 +206,7 @@ void carry_out(Group& g) {
   std::vector<Side> sides;
   for (std::size_t r = 0; r < size; ++r) sides.emplace_back(g, r);
   for (unsigned r = 0; r < size; ++r) {
-    const SoloCall& c = sides[r].call();
+    const StreamCall& c = sides[r].call();
     for (unsigned k = 0; k < c.num_sent; ++k) {
       const unsigned q = (c.first_sent + k) % size;
       ASSERT_NE(q, r);
@@ -215,7 +215,7 @@ void carry_out(Group& g) {
     }
   }
   for (unsigned r = 0; r < size; ++r) {
-    const SoloCall& c = sides[r].call();
+    const StreamCall& c = sides[r].call();
     if (c.copies) sides[r].write(c.own_to, sides[r].read(c.own_from));
     std::vector<unsigned char> sum;
     if (c.reduces) sum = sides[r].read(c.own_from);
@@ -244,7 +244,7 @@ void carry_out_two_shot(Group& g) {
   for (std::size_t r = 0; r < size; ++r) sides.emplace_back(g, r);
   std::vector<std::vector<unsigned char>> sums;
   for (unsigned r = 0; r < size; ++r) {
-    const SoloCall& c = sides[r].call();
+    const StreamCall& c = sides[r].call();
     sums.push_back(sides[r].read(c.own_from));
     for (unsigned k = 0; k < c.num_received; ++k) {
       const unsigned q = (c.first_received + k) % size;
@@ -255,7 +255,7 @@ void carry_out_two_shot(Group& g) {
     sides[r].write(c.received_to, sums[r]);
   }
   for (unsigned r = 0; r < size; ++r) {
-    const SoloCall& c = sides[r].call();
+    const StreamCall& c = sides[r].call();
     ASSERT_TRUE(c.collects);
     for (unsigned k = 0; k < c.num_received; ++k) {
       const unsigned q = (c.first_received + k) % size;
@@ -267,7 +267,7 @@ void carry_out_two_shot(Group& g) {
 // Each lane's stretch of a message, in pieces of 16 bytes, is the geometry's.
 void check_stretches(const Group& g) {
   for (std::size_t r = 0; r < g.calls.size(); ++r) {
-    const SoloCall& c = g.calls[r];
+    const StreamCall& c = g.calls[r];
     const Geometry& geometry = g.invocations[r].geometry;
     const std::uint32_t parts = c.two_hops ? geometry.parts : 1;
     for (std::uint32_t p = 0; p < parts; ++p) {
@@ -325,9 +325,9 @@ TEST(Lower, LanesOfAOneShotPlanHaveTheGeometrysStretches) {
       ASSERT_GT(geometry.lanes, 1);
       check_stretches(g);
       // A thread for each unit of the first lane's, which is a longest one, while there are any.
-      const std::uint64_t units =
-          geometry.lane_part(0, geometry.first_lane).length * sizeof(Element) / kSoloUnitBytes;
-      ASSERT_GE(g.threads[0], std::min<std::uint64_t>(units + kSoloControl, 512));
+      const std::uint64_t units = geometry.lane_part(0, geometry.first_lane).length *
+                                  sizeof(Element) / kStreamCallUnitBytes;
+      ASSERT_GE(g.threads[0], std::min<std::uint64_t>(units + kStreamCallControl, 512));
     }
   }
 }
@@ -360,13 +360,13 @@ TEST(Lower, TwoShotGivesWhatTheCollectiveGives) {
       for (std::size_t r = 0; r < g.calls.size(); ++r) {
         ASSERT_TRUE(g.calls[r].two_hops);
         ASSERT_TRUE(g.calls[r].plain);
-        ASSERT_EQ(g.whole(r), kWholeTwoHops);
+        ASSERT_EQ(g.whole(r), kBatchTwoHops);
       }
       check_stretches(g);
       carry_out_two_shot(g);
       g.check();
       // Other operators, and buffers that are not aligned.
-      SoloCall other_call;
+      StreamCall other_call;
       Invocation inv = g.invocations[0];
       inv.op = Op::kMax;
       bind(g.lowered[0], inv, other_call);
@@ -485,7 +485,7 @@ TEST(Lower, WhatIsPlainIsAligned) {
   Group g(Kind::kAllReduce, Algorithm::kDirect, 2, 0, 1000);
   Invocation& inv = g.invocations[0];
   g.set_dtype(0, DType::kFloat32);
-  SoloCall call;
+  StreamCall call;
   const auto plain = [&] {
     EXPECT_EQ(g.lowered[0].why, NeedsEngine::kNo);
     bind(g.lowered[0], inv, call);
@@ -510,10 +510,10 @@ TEST(Lower, LongChainsAreForCrowds) {
     EXPECT_EQ(g.calls[0].chunks_of_all(), chunks);
     return g.whole(0);
   };
-  EXPECT_EQ(whole(3, 64), kWholeStream);
-  EXPECT_EQ(whole(3, 65), kWholeCrowd);
-  EXPECT_EQ(whole(4, 96), kWholeStream);
-  EXPECT_EQ(whole(4, 97), kWholeCrowd);
+  EXPECT_EQ(whole(3, 64), kPipelined);
+  EXPECT_EQ(whole(3, 65), kPipelinedIfContended);
+  EXPECT_EQ(whole(4, 96), kPipelined);
+  EXPECT_EQ(whole(4, 97), kPipelinedIfContended);
 }
 
 // Invocation::whole, as the engine reads it.
@@ -532,12 +532,12 @@ TEST(Lower, WhatTheEngineTriesWhole) {
   EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kInt32, Op::kSum), 0);
   EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kFloat32, Op::kMax), 0);
   EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kMesh, 16 << 20, DType::kFloat32, Op::kSum),
-            kWholeStream);
+            kPipelined);
   // More than 192 MiB.
   EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kMesh, 49 << 20, DType::kFloat32, Op::kSum),
-            kWholeCrowd);
+            kPipelinedIfContended);
   EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kMesh, 49 << 20, DType::kInt32, Op::kSum),
-            kWholeCrowd);
+            kPipelinedIfContended);
 }
 
 constexpr Kind kSlotKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
@@ -852,28 +852,30 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
 // What a call itself, or the device, is in the way of.
 TEST(NeedsEngine, NamesWhatIsInTheWay) {
   const auto why = [](Kind kind, Algorithm algorithm, int ranks, std::uint64_t count,
-                      const LowerLimits& solo, bool lines = false) {
-    return Group(kind, algorithm, ranks, 0, count, solo, lines).lowered[0].why;
+                      const LowerLimits& lowering, bool lines = false) {
+    return Group(kind, algorithm, ranks, 0, count, lowering, lines).lowered[0].why;
   };
   constexpr std::uint64_t kLarge = 16 << 20;
-  LowerLimits solo = kLimits;
-  solo.slot_bytes = 149824;
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 1000, solo), NeedsEngine::kNo);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 0, solo), NeedsEngine::kNoData);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 1, 1000, solo), NeedsEngine::kOneRank);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 9, 1000, solo), NeedsEngine::kManyRanks);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, kLarge, solo), NeedsEngine::kManyLoops);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRing, 2, kLarge, solo), NeedsEngine::kOtherProgram);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, solo), NeedsEngine::kNo);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, 1000, solo), NeedsEngine::kOtherLanes);
-  LowerLimits other = solo;
+  LowerLimits lowering = kLimits;
+  lowering.slot_bytes = 149824;
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 1000, lowering), NeedsEngine::kNo);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 0, lowering), NeedsEngine::kNoData);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 1, 1000, lowering), NeedsEngine::kOneRank);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 9, 1000, lowering), NeedsEngine::kManyRanks);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, kLarge, lowering),
+            NeedsEngine::kManyLoops);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRing, 2, kLarge, lowering),
+            NeedsEngine::kOtherProgram);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, lowering), NeedsEngine::kNo);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, 1000, lowering), NeedsEngine::kOtherLanes);
+  LowerLimits other = lowering;
   other.block_threads = 64;
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, other), NeedsEngine::kFewThreads);
-  other = solo;
+  other = lowering;
   other.whole_lines = false;
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 100000, other, true),
             NeedsEngine::kSplitLines);
-  other = solo;
+  other = lowering;
   other.slot_bytes = 64;
   EXPECT_EQ(why(Kind::kBroadcast, Algorithm::kChain, 2, kLarge, other), NeedsEngine::kLongChunks);
 }

@@ -1,6 +1,6 @@
 // Which calls may begin before the one in front of them has ended
-// (device/cuda/host/call_in_front.h).
-#include "device/cuda/host/call_in_front.h"
+// (device/cuda/host/overlap_rule.h).
+#include "device/cuda/host/overlap_rule.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ constexpr std::uint64_t kCount = 1 << 20, kBytes = 4 * kCount, kStream = 7;
 // A call of 4 ranks on float32, through slots, of buffers at these addresses.
 struct Call {
   Invocation inv;
-  SoloCall solo;
+  StreamCall call;
 
   Call(std::uint64_t serial, std::uintptr_t input, std::uintptr_t output,
        Kind kind = Kind::kAllReduce) {
@@ -28,8 +28,8 @@ struct Call {
     inv.geometry.parts = 4;
     inv.geometry.lanes = 32;
     inv.geometry.chunk = 16384;
-    solo.lanes = 32;
-    solo.by_slots = true;
+    call.lanes = 32;
+    call.by_slots = true;
   }
 };
 constexpr std::uintptr_t kA = 1 << 30, kB = std::uintptr_t{2} << 30, kC = std::uintptr_t{3} << 30;
@@ -37,8 +37,8 @@ constexpr std::uintptr_t kA = 1 << 30, kB = std::uintptr_t{2} << 30, kC = std::u
 std::uint32_t follows(const Call& first, const Call& second, std::uint64_t first_stream = kStream,
                       std::uint64_t second_stream = kStream) {
   CallInFront calls;
-  EXPECT_EQ(calls.next(first.inv, first.solo, first_stream), 0u);
-  return calls.next(second.inv, second.solo, second_stream);
+  EXPECT_EQ(calls.next(first.inv, first.call, first_stream), 0u);
+  return calls.next(second.inv, second.call, second_stream);
 }
 
 TEST(CallInFront, TheSameCallOnceMore) {
@@ -91,15 +91,15 @@ TEST(CallInFront, AnotherOneOnTheSameBuffers) {
   EXPECT_EQ(other([](Call& c) { c.inv.geometry.empty_part = 2; }), 0u);
   EXPECT_EQ(other([](Call& c) { c.inv.geometry.count /= 2; }), 0u);
   EXPECT_EQ(other([](Call& c) { c.inv.geometry.dtype = DType::kInt32; }), 0u);
-  EXPECT_EQ(other([](Call& c) { c.solo.steps.parts[1] = 1; }), 0u);
+  EXPECT_EQ(other([](Call& c) { c.call.steps.parts[1] = 1; }), 0u);
 }
 
 TEST(CallInFront, OnlyThroughSlots) {
   Call second{6, kC, kC};
-  second.solo.by_slots = false;
+  second.call.by_slots = false;
   EXPECT_EQ(follows({5, kA, kB}, second), 0u);
   Call first{5, kA, kB};
-  first.solo.by_slots = false;
+  first.call.by_slots = false;
   EXPECT_EQ(follows(first, {6, kC, kC}), 0u);
 }
 
@@ -121,9 +121,9 @@ TEST(CallInFront, OneStream) {
   // One in another stream is between them, and the numbers of launches would say so, too.
   CallInFront calls;
   const Call a{5, kA, kA}, b{6, kB, kB}, c{7, kC, kC};
-  EXPECT_EQ(calls.next(a.inv, a.solo, 7), 0u);
-  EXPECT_EQ(calls.next(b.inv, b.solo, 8), 0u);
-  EXPECT_EQ(calls.next(c.inv, c.solo, 7), 0u);
+  EXPECT_EQ(calls.next(a.inv, a.call, 7), 0u);
+  EXPECT_EQ(calls.next(b.inv, b.call, 8), 0u);
+  EXPECT_EQ(calls.next(c.inv, c.call, 7), 0u);
 }
 
 }  // namespace

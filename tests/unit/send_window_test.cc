@@ -2,7 +2,7 @@
 // of their own, a lane each, with the connectors, hops, looks, and sets of calls watched in turn
 // that device/cuda/exec/slots/steer_several.cuh has. Data move at once, and a round of one rank is
 // a step of the schedule, which is random.
-#include "device/cuda/exec/slots/sending_ahead.h"
+#include "device/cuda/exec/slots/send_window.h"
 
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ struct Job {
   std::uint32_t ranks, calls, chunks, lag, slots;
   std::uint32_t tries;           // calls that are looked at together, if they are alike
   std::string_view kinds = "r";  // of the first call, the next one, …, and from the front again
-  // That are watched at a time: a set. See solo::steer_several().
+  // That are watched at a time: a set. See in_stream::steer_several().
   std::size_t at_once() const { return ranks <= 2 ? 8 : ranks <= 3 ? 4 : ranks <= 5 ? 2 : 1; }
 };
 

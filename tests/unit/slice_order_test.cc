@@ -173,7 +173,7 @@ TEST(SliceOrder, HasTheClosedFormsOfTwoHops) {
 using unjam_test::End;
 
 // Larger than any chunk, so that each is one slice.
-constexpr std::uint32_t kWholeChunks = 0xffffffc0;
+constexpr std::uint32_t kBatchChunks = 0xffffffc0;
 
 // The steps that send something to `to` in this lane, as terms.
 struct Terms {
@@ -222,7 +222,7 @@ TEST(SliceOrder, IsThatOfAllPlans) {
               const auto plan = make_plan(r, limits, static_cast<Algorithm>(number));
               ASSERT_TRUE(plan.has_value());
               unjam_test::SliceSequences sequences;
-              unjam_test::add_slices(*plan, rank, kWholeChunks, &sequences);
+              unjam_test::add_slices(*plan, rank, kBatchChunks, &sequences);
               for (int to = 0; to < ranks; ++to) {
                 if (to == rank) continue;
                 for (std::uint32_t i = 0; i < plan->geometry.lanes; ++i) {

@@ -1,9 +1,9 @@
 // How the blocks of a call without the engine agree on its end
-// (device/cuda/kernels/solo_reports.h), under the schedule explorer: whatever each lane comes to,
-// the call ends once, or is brought to the engine once, behind all that its lanes have stored, and
-// leaves both words zero for the slot's next call. The steps are the real ones; a block is a fiber
-// of one thread.
-#include "device/cuda/kernels/solo_reports.h"
+// (device/cuda/kernels/stream_call_reports.h), under the schedule explorer: whatever each lane
+// comes to, the call ends once, or is brought to the engine once, behind all that its lanes have
+// stored, and leaves both words zero for the slot's next call. The steps are the real ones; a block
+// is a fiber of one thread.
+#include "device/cuda/kernels/stream_call_reports.h"
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@
 namespace unjam_test {
 namespace {
 
-using namespace unjam::solo;  // NOLINT: the protocol under test
+using namespace unjam::in_stream;  // NOLINT: the protocol under test
 
 constexpr std::uint32_t kMost = 3;  // lanes
 constexpr int kCalls = 2;           // one behind the other, in one slot
@@ -233,7 +233,7 @@ Explorer::Verdict explore(std::uint32_t lanes) {
   return v;
 }
 
-TEST(SoloReports, OneEndBehindAllThatIsStored) {
+TEST(StreamCallReports, OneEndBehindAllThatIsStored) {
   for (std::uint32_t lanes = 1; lanes <= kMost; ++lanes) {
     const Explorer::Verdict v = explore<Right>(lanes);
     EXPECT_EQ(v.error, "") << lanes << " lanes\n" << v.schedule;
@@ -242,7 +242,7 @@ TEST(SoloReports, OneEndBehindAllThatIsStored) {
   }
 }
 
-TEST(SoloReports, ExplorerFindsPlantedMistakes) {
+TEST(StreamCallReports, ExplorerFindsPlantedMistakes) {
   EXPECT_EQ(explore<EndsWithTheLastReport>(2).error, "a call ends before a lane has stored");
   EXPECT_EQ(explore<WaitsForNobody>(2).error, "a call ends before a lane has stored");
   EXPECT_EQ(explore<CountsItself>(2).error, "a block waits for ever");
@@ -253,7 +253,7 @@ TEST(SoloReports, ExplorerFindsPlantedMistakes) {
 }  // namespace
 }  // namespace unjam_test
 #else
-TEST(SoloReports, NeedsStacksThatNoSanitizerWatches) {
+TEST(StreamCallReports, NeedsStacksThatNoSanitizerWatches) {
   GTEST_SKIP() << "the explorer copies stacks; x86-64, without sanitizers";
 }
 #endif

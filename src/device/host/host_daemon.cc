@@ -56,7 +56,7 @@ class HostDev {
   static constexpr bool kLaneInShared = false;
   static constexpr bool kHostWatches = true;
   static constexpr bool kWide = true;
-  static constexpr bool kStreams = false;  // one thread alone would only look on
+  static constexpr bool kPipelines = false;  // one thread alone would only look on
 
   // How the thread that drives the lane does it.
   struct Manner {

@@ -10,11 +10,8 @@ namespace {
 // all are under way at once. And what a lane alone carries: to bring several together takes longer.
 constexpr std::uint64_t kDirectUnits = 2, kSingleUnits = 4;
 // Where each rank has a message of every other one a thread has as many units of each, which come
-// after another: of short messages among more than two ranks it gets one of each. (Four ranks on
-// two H200s, two units, then one: in a stream all-reduces of 4 and 16 KiB 8.2, 8.7 and 7.5, 8.1 us,
-// all-gathers of 64 KiB 8.4 and 7.7. But lanes cost more beside streams: of 64 outstanding
-// all-reduces of 8, 16, 32 and 64 KiB 4.2, 5.0, 6.3, 11.0 and 4.9, 5.8, 8.6, 18.0 us each. Among
-// more than four this is unmeasured.)
+// after another: of short messages among more than two ranks it gets one of each. That is faster in
+// a stream, and slower for many calls beside streams, where lanes cost more.
 constexpr std::uint64_t kShortMessage = 16 * 1024;
 std::uint64_t units_of(const PlanRequest& request, const Geometry& geometry, std::uint64_t usual) {
   const bool is_short = message_bytes(geometry) <= kShortMessage;
@@ -109,12 +106,7 @@ class DirectProgram {
 };
 
 // Units of a message that a thread may have for half of the lanes to carry it, see leave_room().
-// All-reduces of 128 and 256 KiB between two H100s, by 16 lanes and by 20 and 32: in a stream 7.7
-// and 8.8 us instead of 7.8 and 8.2, of 64 outstanding beside streams 9.3 and 10.0 each instead of
-// 13.2 and 15.4; of 1 MiB in a stream 15.0 instead of 11.8. Among four H200s 9.8 and 12.6 instead
-// of 8.6 and 10.8, outstanding 15.4 instead of 23.2 for 256 KiB; all-gathers of 1 MiB 12.4 instead
-// of 10.7, and 17.3 instead of 21.2; broadcasts of 256 KiB 8.2 instead of 7.5, and 10.8 instead of
-// 14.5. (By 28 lanes 256 KiB would be six.)
+// With more, a call in a stream loses by it more than calls beside streams gain.
 constexpr std::uint64_t kDirectHalfUnits = 5;
 
 }  // namespace

@@ -37,12 +37,11 @@
 // in pass l, means R(l-2d-1), in pass l-1. (With one slot less it would be what the peer consumes
 // where it wants room itself.) For the kinds of one hop d+1 are enough. The checker finds the same.
 // They are put two passes apart where the slots are enough: a slice on its way is followed by two
-// more before somebody waits for it (2 H200s, 128 KiB slots, reduce-scatter of 1 GiB: 1.88 ms one
-// pass apart, 1.70 two; lab/nccl-notes.md says how that was measured).
+// more before somebody waits for it.
 //
 // Together (PlanLimits::together). A scatter and a collect in one slice (Primitive's kWithNext) are
 // looked for, described and published at once: two slices a chunk instead of three (which is meant
-// to spare a GPU's control warp a third of its work; 2 H200s gained nothing). So that data come in
+// to spare a GPU's control warp a third of its work). So that data come in
 // the order in which they are looked for, a pass is: add chunk l-d-1, then scatter chunk l and
 // collect chunk l-2d-1. The contributions and results of a connector then alternate in the order C0
 // … C(d) R0 C(d+1) R1 …, and as many slots as before are enough. Of the kinds of one hop all of a

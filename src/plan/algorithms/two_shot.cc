@@ -10,10 +10,8 @@ namespace {
 // adds one unit of packets as soon as it has come. With less the lanes are more than what they do
 // is worth, with more a call waits for its lanes.
 constexpr std::uint64_t kTwoShotUnits = 1;
-// Units of a part for half of the lanes to carry it, see leave_room(). Four H200s: 512 KiB in a
-// stream 12.3 us instead of 11.2; four ranks on two, by 14 lanes of 28, of 64 outstanding 20.1 each
-// instead of 32.0. (1 MiB, five units or six, would take 18.8 instead of 15.5 in a stream,
-// outstanding 23.8 instead of 35.1: in a stream that is more than NCCL takes.)
+// Units of a part for half of the lanes to carry it, see leave_room(). With more, a call in a
+// stream loses by it more than calls beside streams gain.
 constexpr std::uint64_t kTwoShotHalfUnits = 3;
 
 }  // namespace

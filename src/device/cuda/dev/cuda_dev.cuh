@@ -1,8 +1,8 @@
 // The GPU's side of the engine's `Dev`, for one lane of one kernel instance.
 //
 // Which instance drives a lane is said by CudaRank::lanes; see engine.cu for how instances come
-// and go. Peers are not rung (an atomic on their memory would cost 2 us a slice): a driver looks at
-// the connectors themselves, and a rank without one is poked through its host.
+// and go. Peers are not rung (an atomic on their memory would cost more than a slice does): a
+// driver looks at the connectors themselves, and a rank without one is poked through its host.
 #pragma once
 
 #include "device/cuda/dev/leaving.h"
@@ -98,7 +98,7 @@ class CudaDev {
   static constexpr bool kInlinePacketFlags = true;
   static constexpr bool kLaneInShared = true;
   static constexpr bool kHostWatches = false;
-  static constexpr bool kStreams = true;
+  static constexpr bool kPipelines = true;
   static constexpr unsigned kWarp = 32;
   static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
   // What stands behind us in our stream waits, or the next daemon; some more turns of ours may end
@@ -123,7 +123,7 @@ class CudaDev {
 
   // The first warp controls, the second publishes (its fence waits for what all others are
   // storing), the others move slices. (All move packets.)
-  __device__ static constexpr bool streams() { return true; }
+  __device__ static constexpr bool pipelines() { return true; }
   __device__ bool posts() const { return threadIdx.x / kWarp == 1; }
   __device__ bool posters_first() const { return threadIdx.x == kWarp; }
   __device__ void sync_posters() const { __syncwarp(); }
@@ -247,14 +247,14 @@ class CudaDev {
   }
 
   // Copies a submission to its slot, by threads that synchronise afterwards. The slot was free, so
-  // no lane looks at it. Of the host's memory all is read at once, for a look there takes 1.5 us;
+  // no lane looks at it. Of the host's memory all is read at once, for each look there takes long;
   // but of primitives and members as many as there are threads, more (of large groups) behind that.
   // kLeast: of `threads`, if there may be more.
   template <unsigned kLeast>
-  static __device__ std::uint16_t take_in(CudaRank& r, const CudaSqe& sqe, const SoloCall& call,
+  static __device__ std::uint16_t take_in(CudaRank& r, const CudaSqe& sqe, const StreamCall& call,
                                           unsigned thread, unsigned threads = kLeast) {
     constexpr std::uint32_t kInvocation = sizeof(Invocation) / sizeof(uint4);
-    constexpr std::uint32_t kAll = kInvocation + sizeof(SoloCall) / sizeof(uint4);
+    constexpr std::uint32_t kAll = kInvocation + sizeof(StreamCall) / sizeof(uint4);
     constexpr std::uint32_t kEach = (kAll + kLeast - 1) / kLeast;
     const std::uint16_t slot = sqe.inv.slot;
     const bool command = sqe.inv.key == nullptr;
@@ -387,7 +387,7 @@ class CudaDev {
       s_.attention = load_relaxed_local(r_.attention);
       return;
     }
-    // Over PCIe, 1 us, and ten times that where all lanes ask: not while data move, nor on the way
+    // Over PCIe, and ten times as long where all lanes ask: not while data move, nor on the way
     // of a short call.
     // A rest is behind a second pass in which nothing has moved, so it has been asked behind
     // `posted`, which try_quit() looks at once more.
@@ -641,7 +641,7 @@ class CudaDev {
   }
   // Whether calls that have had their turn keep somebody from going on: what is short, and
   // newcomers that may be, or come before them. (Newcomers that are as long wait: they would only
-  // change places with those, on each rank at a moment of its own, lab/nccl-notes.md. But what the
+  // change places with those, on each rank at a moment of its own. But what the
   // first lane has yet to hand on may be anything.)
   __device__ bool others_wait() const {
     if (lane_.shorts != 0) return true;

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "device/cuda/dev/residency.h"
-#include "device/cuda/dev/solo_call.h"
-#include "device/cuda/placement/call_places.h"
-#include "device/cuda/placement/lane_choice.h"
+#include "device/cuda/dev/stream_call.h"
+#include "device/cuda/placement/cluster_placement.h"
+#include "device/cuda/placement/lane_placement.h"
 #include "engine/copy_ring.h"
 #include "engine/cuda_driver.h"
 #include "engine/state.h"
@@ -76,14 +76,14 @@ struct CudaLaunch {
   std::uint32_t slot = 0;
   std::uint64_t serial = 0;
   CudaSqe sqe;
-  SoloCall solo;
+  StreamCall call;
 };
 static_assert(sizeof(CudaLaunch) <= 4096, "fits a kernel's arguments");
 
 // What the host submits for the engine to take.
 struct alignas(16) CudaSubmission {
   CudaSqe sqe;
-  SoloCall call;  // if Invocation::whole is not 0
+  StreamCall call;  // if Invocation::whole is not 0
 };
 
 inline constexpr std::uint32_t kGenerations = 64;
@@ -122,10 +122,10 @@ struct CudaRank {
   // [slots][lanes]: what lanes have behind them as the engine first sees an invocation. The lane
   // that has, or a call's last, writes it; the engine's sets it back when it has read it.
   HandOver* handed = nullptr;
-  std::uint64_t* paces = nullptr;  // [slots][lanes]: LanePace
-  SoloCall* calls = nullptr;       // [slots]: of those that may be tried whole
-  std::uint64_t solo_calls = 0;    // that have ended without the engine
-  std::uint64_t early_calls = 0;   // that need not wait for what was in front to end
+  std::uint64_t* paces = nullptr;          // [slots][lanes]: LanePace
+  StreamCall* calls = nullptr;             // [slots]: of those that may be tried whole
+  std::uint64_t calls_without_engine = 0;  // that have ended without the engine
+  std::uint64_t early_calls = 0;           // that need not wait for what was in front to end
   // Of calls whose kernels have begun, by the low bits of their serials: Succession::word().
   std::uint64_t launches[kRecentLaunches] = {};
   CallPlaces places;                         // SMs of the blocks of calls by chains
@@ -136,7 +136,7 @@ struct CudaRank {
   // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an
   // instance drives it (its lease). High half: it was left with something in its queue.
   std::uint64_t lanes = 0;
-  LaneChoice lane_choice;          // of the daemon's blocks
+  LaneChoice lane_placement;       // of the daemon's blocks
   std::uint32_t attention = 0;     // CudaLink::attention, as last seen
   std::uint32_t moving = 0;        // a bit a lane: something moves in it
   std::uint32_t holding = 0;       // a bit a lane: its queue was not empty at the last look
@@ -149,9 +149,8 @@ struct CudaRank {
   // A line that is stored in one instruction comes whole, at all peers (see leaf_access.cuh).
   std::uint32_t whole_lines = 1;
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has
-  // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on. But who makes
-  // the device synchronize waits for this, too: with 200 us program 2 took a third longer,
-  // lab/benchmarks.md.)
+  // come from a peer. (A new start takes longer. But who makes the device synchronize waits for
+  // this, too, so it cannot be much longer.)
   std::uint32_t idle_ns = 20000;
   std::uint32_t idle_among_peers_ns = 50000;
 };

@@ -8,16 +8,16 @@
 #include "device/cuda/dev/rank_state.h"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 using cuda_leaves::kUnitBytes;
 using cuda_leaves::Raw;
 
 struct Shared {
-  char* from[kSoloRanks];
-  char* to[kSoloRanks];
-  char* later_from[kSoloRanks];  // of the connectors' next steps, where a call makes two
-  char* later_to[kSoloRanks];
+  char* from[kStreamCallRanks];
+  char* to[kStreamCallRanks];
+  char* later_from[kStreamCallRanks];  // of the connectors' next steps, where a call makes two
+  char* later_to[kStreamCallRanks];
   std::uint32_t poke;        // a value for peers' words; so are the next ones
   std::uint32_t later_poke;  // of the second hop
   std::uint32_t ok;
@@ -29,9 +29,9 @@ struct Shared {
 
 // The first warp sees to members, the lease and the call; the others move data, each thread units
 // `hands()` apart. (If the first warp did, too, its loads would wait for what it looks at.)
-__device__ __forceinline__ bool is_mover() { return threadIdx.x >= kSoloControl; }
-__device__ __forceinline__ std::uint32_t hand() { return threadIdx.x - kSoloControl; }
-__device__ __forceinline__ std::uint32_t hands() { return blockDim.x - kSoloControl; }
+__device__ __forceinline__ bool is_mover() { return threadIdx.x >= kStreamCallControl; }
+__device__ __forceinline__ std::uint32_t hand() { return threadIdx.x - kStreamCallControl; }
+__device__ __forceinline__ std::uint32_t hands() { return blockDim.x - kStreamCallControl; }
 
 // Packets are looked for in rounds; true: not again.
 __device__ __forceinline__ bool is_hopeless(const Shared& s) {
@@ -47,10 +47,10 @@ struct Stretch {
   std::uint32_t places;
 };
 
-__device__ __forceinline__ std::uint32_t around(const SoloCall& call, std::uint32_t q) {
+__device__ __forceinline__ std::uint32_t around(const StreamCall& call, std::uint32_t q) {
   return q >= call.places ? q - call.places : q;
 }
-__device__ __forceinline__ bool among(const SoloCall& call, std::uint32_t q, std::uint32_t first,
+__device__ __forceinline__ bool among(const StreamCall& call, std::uint32_t q, std::uint32_t first,
                                       std::uint32_t members) {
   if (q >= call.places) return false;
   return (q >= first ? q - first : q + call.places - first) < members;
@@ -73,11 +73,11 @@ struct Member {
 };
 
 // A lane without data, as in the engine, sends and receives nothing.
-__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ Member member_of(const StreamCall& call, const Stretch& w,
                                             std::uint32_t thread = threadIdx.x) {
   Member m;
-  m.q = thread % kSoloRanks;
-  m.part = thread / kSoloRanks;
+  m.q = thread % kStreamCallRanks;
+  m.part = thread / kStreamCallRanks;
   m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
   m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
   m.peer = call.members[m.q];
@@ -89,18 +89,18 @@ static_assert(offsetof(OutEndpoint, posted) == offsetof(InEndpoint, consumed) &&
               offsetof(OutEndpoint, connector) == offsetof(InEndpoint, connector) &&
               offsetof(OutEndpoint, steps) == offsetof(InEndpoint, steps) &&
               offsetof(OutEndpoint, cell) == offsetof(InEndpoint, cell));
-__device__ __forceinline__ OutEndpoint* out_endpoint(const SoloCall& call, const Member& m,
+__device__ __forceinline__ OutEndpoint* out_endpoint(const StreamCall& call, const Member& m,
                                                      std::uint32_t lane) {
   return call.out + lane * call.shape.ranks + call.ranks[m.q];
 }
-__device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const Member& m,
+__device__ __forceinline__ InEndpoint* endpoint_of(const StreamCall& call, const Member& m,
                                                    std::uint32_t lane) {
   if (m.part == kOutgoing) return reinterpret_cast<InEndpoint*>(out_endpoint(call, m, lane));
   return call.in + lane * call.shape.ranks + call.ranks[m.q];
 }
 
 // As Slices::build_job() says it of a gather.
-__device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
+__device__ __forceinline__ cuda_leaves::Slice slice_of(const StreamCall& call,
                                                        const Invocation& inv) {
   const bool average = inv.op == Op::kAvg;
   const bool integer = is_integer(inv.geometry.dtype);
@@ -115,7 +115,7 @@ __device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
   return slice;
 }
 
-__device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std::uint32_t lane) {
+__device__ __forceinline__ LaneTransport transport_of(const StreamCall& call, std::uint32_t lane) {
   LaneTransport t;
   t.shape = call.shape;
   t.bases = call.all_bases != nullptr ? call.all_bases : call.bases;
@@ -127,5 +127,5 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
   return t;
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -6,18 +6,19 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kCallWatchers = 16;  // threads of the first warp, see solo::Member
-static_assert(kCallWatchers == 2 * kSoloRanks);
+inline constexpr std::uint32_t kCallWatchers =
+    16;  // threads of the first warp, see in_stream::Member
+static_assert(kCallWatchers == 2 * kStreamCallRanks);
 
 // What the engine has as a kernel's arguments for calls without it, in shared memory, of a block.
-struct WholeCalls {
-  SoloCall call[kMostWholes];
-  Invocation inv[kMostWholes];
-  solo::Shared shared[kMostWholes];
-  solo::Known known[kMostWholes][kCallWatchers];
-  Whole how[kMostWholes];
-  std::uint32_t come[kMostWholes];
-  std::uint32_t gathered[kMostWholes];  // of two hops: the first has come, now
+struct BatchCalls {
+  StreamCall call[kMostInBatch];
+  Invocation inv[kMostInBatch];
+  in_stream::Shared shared[kMostInBatch];
+  in_stream::Known known[kMostInBatch][kCallWatchers];
+  BatchWay how[kMostInBatch];
+  std::uint32_t come[kMostInBatch];
+  std::uint32_t gathered[kMostInBatch];  // of two hops: the first has come, now
   std::uint32_t looked;
   std::uint32_t looked_again;
   std::uint32_t received;
@@ -26,15 +27,15 @@ struct WholeCalls {
   // What call i sends, and receives: packets that each peer is still sent, and so many from it.
   __device__ __forceinline__ std::uint32_t to_send(std::uint32_t i) const {
     if (!call[i].two_hops) return 1;
-    return how[i] == Whole::kAll ? 2 : how[i] == Whole::kReceiving ? 1 : 0;
+    return how[i] == BatchWay::kAll ? 2 : how[i] == BatchWay::kReceiving ? 1 : 0;
   }
   __device__ __forceinline__ std::uint32_t to_take(std::uint32_t i) const {
-    return call[i].two_hops && how[i] != Whole::kCollecting ? 2 : 1;
+    return call[i].two_hops && how[i] != BatchWay::kCollecting ? 2 : 1;
   }
   // And what it has.
   __device__ __forceinline__ std::uint32_t sent(std::uint32_t i) const {
     if (!call[i].two_hops) return 1;
-    return (how[i] == Whole::kAll ? 1 : 0) + gathered[i];
+    return (how[i] == BatchWay::kAll ? 1 : 0) + gathered[i];
   }
   __device__ __forceinline__ std::uint32_t taken(std::uint32_t i) const {
     return come[i] != 0 ? to_take(i) : gathered[i];
@@ -42,15 +43,15 @@ struct WholeCalls {
 };
 // (Raw: shared variables have no constructors. At one known address: in registers of functions that
 // move data there is no room for pointers to it.)
-alignas(16) __shared__ unsigned char whole_calls_bytes[sizeof(WholeCalls)];
-__device__ __forceinline__ WholeCalls& whole_calls() {
-  return *reinterpret_cast<WholeCalls*>(whole_calls_bytes);
+alignas(16) __shared__ unsigned char batch_calls_bytes[sizeof(BatchCalls)];
+__device__ __forceinline__ BatchCalls& run_batch() {
+  return *reinterpret_cast<BatchCalls*>(batch_calls_bytes);
 }
 
 // By all threads: what the calls' descriptions are. A barrier follows.
-__device__ __forceinline__ void fetch_calls(CudaRank& r, const WholeTry* tries, std::uint32_t n) {
-  WholeCalls& x = whole_calls();
-  constexpr std::uint32_t kCall = sizeof(SoloCall) / sizeof(uint4);
+__device__ __forceinline__ void fetch_calls(CudaRank& r, const BatchEntry* tries, std::uint32_t n) {
+  BatchCalls& x = run_batch();
+  constexpr std::uint32_t kCall = sizeof(StreamCall) / sizeof(uint4);
   constexpr std::uint32_t kAll = kCall + sizeof(Invocation) / sizeof(uint4);
   for (std::uint32_t k = threadIdx.x; k < n * kAll; k += blockDim.x) {
     const std::uint32_t i = k / kAll, v = k % kAll, slot = tries[i].slot;

@@ -14,20 +14,20 @@ __global__ void __launch_bounds__(512, 1)
   UNJAM_DYNAMIC_SHARED(engine_shared);
   alignas(16) __shared__ unsigned char dev_shared[sizeof(DevShared)];
   CudaRank& r = *rank;
-  const bool solo = launch.solo.lanes != 0;
-  bool serves = solo;
-  if (solo && launch.solo.by_slots) {
-    const StreamEnd end = run_solo_stream<solo::Stream>(r, launch, engine_shared);
+  const bool without_engine = launch.call.lanes != 0;
+  bool serves = without_engine;
+  if (without_engine && launch.call.by_slots) {
+    const StreamEnd end = run_by_slots<in_stream::Stream>(r, launch, engine_shared);
     if (end == StreamEnd::kLeaves) return;
-    wait_for_stream();  // a close call may not have had its turn, see call_in_front.h
+    wait_for_stream();  // a close call may not have had its turn, see overlap_rule.h
     serves = end == StreamEnd::kServes;
-  } else if (solo) {
-    if (!(launch.solo.two_hops ? run_by_packets<2>(r, launch) : run_by_packets<1>(r, launch)))
+  } else if (without_engine) {
+    if (!(launch.call.two_hops ? run_by_packets<2>(r, launch) : run_by_packets<1>(r, launch)))
       return;
   } else {
     wait_for_stream();
   }
-  call_by_engine(r, launch, solo, serves, engine_shared, dev_shared);
+  call_by_engine(r, launch, without_engine, serves, engine_shared, dev_shared);
 }
 
 const void* call_kernel() { return reinterpret_cast<const void*>(&unjam_call_kernel); }

@@ -6,10 +6,11 @@
 
 namespace unjam {
 
-// By all threads of the block. `solo`: it was tried; `serves`: this block, whichever it is, goes on
-// until the call has ended.
-__device__ __forceinline__ void call_by_engine(CudaRank& r, const CudaLaunch& launch, bool solo,
-                                               bool serves, unsigned char* engine_shared,
+// By all threads of the block. `without_engine`: it was tried; `serves`: this block, whichever it
+// is, goes on until the call has ended.
+__device__ __forceinline__ void call_by_engine(CudaRank& r, const CudaLaunch& launch,
+                                               bool without_engine, bool serves,
+                                               unsigned char* engine_shared,
                                                unsigned char* dev_shared) {
   const Block block = block_of(engine_shared, dev_shared);
   DevShared& s = block.dev;
@@ -19,8 +20,8 @@ __device__ __forceinline__ void call_by_engine(CudaRank& r, const CudaLaunch& la
   std::uint32_t lane = blockIdx.x;
   const std::uint32_t first = launch.sqe.inv.geometry.first_lane;
   if (lane != 0 && first != 0) lane += first - 1;
-  if (serves || (lane == 0 && !solo)) {
-    CudaDev::take_in<kLeastThreads>(r, launch.sqe, launch.solo, threadIdx.x, blockDim.x);
+  if (serves || (lane == 0 && !without_engine)) {
+    CudaDev::take_in<kLeastThreads>(r, launch.sqe, launch.call, threadIdx.x, blockDim.x);
     sync_block();
     if (threadIdx.x == 0) s.own_call = launch.slot + 1;
     sync_block();

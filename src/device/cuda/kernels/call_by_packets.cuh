@@ -16,9 +16,9 @@ namespace unjam {
 // left to do for this block.
 template <std::uint32_t kSteps>
 __device__ __forceinline__ bool run_by_packets(CudaRank& r, const CudaLaunch& launch) {
-  using namespace solo;
+  using namespace in_stream;
   constexpr bool kTwoHops = kSteps == 2;
-  const SoloCall& call = launch.solo;
+  const StreamCall& call = launch.call;
   const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
   const std::uint32_t lane = call.first_lane + blockIdx.x;

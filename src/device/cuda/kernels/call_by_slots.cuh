@@ -11,12 +11,13 @@
 // slow the call in front of them down a little.)
 //
 // Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
-// but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
-// lanes, when it has had its turn (kTurnNs); if another lane of the call has given up; or if the
-// host says something. Then the engine goes on, with what hops have behind them (CudaRank::handed),
-// and the block drives its lane again, as those of calls for the engine do. Before the engine has
-// accepted the call its connectors may be taken over (see call_in_stream.cuh): those whose slices
-// peers have taken. What is left goes through the next ones.
+// but a while for peers (StreamCall::patience_ns since anything came). It stops for others that
+// want lanes, when it has had its turn (kTurnNs); if another lane of the call has given up; or if
+// the host says something. Then the engine goes on, with what hops have behind them
+// (CudaRank::handed), and the block drives its lane again, as those of calls for the engine do.
+// Before the engine has accepted the call its connectors may be taken over (see
+// call_in_stream.cuh): those whose slices peers have taken. What is left goes through the next
+// ones.
 #pragma once
 
 #include "device/cuda/exec/slots/count.cuh"
@@ -24,10 +25,10 @@
 #include "device/cuda/exec/slots/publish.cuh"
 #include "device/cuda/exec/slots/steer.cuh"
 #include "device/cuda/kernels/call_in_stream.cuh"
-#include "device/cuda/kernels/succession.cuh"
+#include "device/cuda/kernels/launch_sequence.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // See linger(): how long the next call's blocks take to come; and at most.
 inline constexpr std::uint64_t kLingerNs = 4000, kLongestLingerNs = 50000;
@@ -38,7 +39,7 @@ inline constexpr std::uint32_t kLeastKeepingChunks = 16;
 
 // Of the first warp, a thread that sees to no member: counts what a call that is done has moved.
 inline constexpr std::uint32_t kStreamCounter = 24;
-static_assert(kStreamCounter >= kSoloRanks * kNobody && kStreamCounter < 32);
+static_assert(kStreamCounter >= kStreamCallRanks * kNobody && kStreamCounter < 32);
 
 struct OneStreamShared {
   StreamShared stream;
@@ -65,7 +66,7 @@ __device__ __forceinline__ bool others_want_lanes(CudaRank& r, std::uint64_t now
 __device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& launch,
                                                std::uint64_t now, std::uint64_t begun,
                                                std::uint32_t attention, bool asks_host) {
-  if (any_gave_up(load_relaxed_local(*launch.solo.reports))) return true;
+  if (any_gave_up(load_relaxed_local(*launch.call.reports))) return true;
   if (now - begun > kTurnNs && others_want_lanes(r, now, asks_host)) return true;
   if (asks_host) CudaDev::read_attention(r);
   return load_relaxed_local(r.attention) != attention;
@@ -77,7 +78,7 @@ __device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& la
 // still the key's is looked at later, see steer(), if there is something to send first.
 template <class S>
 __device__ __forceinline__ bool look_at_wires(CudaRank& r, const S& c, const Stretch& w) {
-  const SoloCall& call = c.call;
+  const StreamCall& call = c.call;
   const LaneTransport& t = c.transport;
   StreamShared& s = c.s;
   const Member m = member_of(call, w);
@@ -105,7 +106,7 @@ __device__ __forceinline__ void set_up(const S& c) {
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
     if (i < c.call.places) c.of.parts[i] = c.stretch_of(i);
-    if (i < kSoloRanks) {
+    if (i < kStreamCallRanks) {
       s.borrowed[i] = kNotYet;
       c.of.found[i] = kNotLooked;
       c.of.invited[i] = nullptr;
@@ -130,7 +131,7 @@ static_assert(kEmptyJob < kInHand && kEmptyJob < kInHandOfOne);
 template <class S>
 __device__ __forceinline__ void set_up_rehearsal(const S& c) {
   const std::uint32_t i = threadIdx.x % 32;
-  if (i < kSoloRanks) {
+  if (i < kStreamCallRanks) {
     c.of.parts[i] = {0, c.inv.geometry.chunk};
     c.of.found[i] = kNotLooked;
     c.of.invited[i] = nullptr;
@@ -168,8 +169,8 @@ __device__ __forceinline__ bool comes_in_clusters() { return blocks_in_cluster()
 // GPUs whose SMs are numbered as CallPlaces has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
 #if __CUDA_ARCH__ < 1000
-  return launch.solo.steps.tuning.keeps_places &&
-         launch.solo.chunks_of_all() >= kLeastKeepingChunks && comes_in_clusters() &&
+  return launch.call.steps.tuning.keeps_places &&
+         launch.call.chunks_of_all() >= kLeastKeepingChunks && comes_in_clusters() &&
          r.places.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
 #else
   return false;
@@ -198,7 +199,7 @@ __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bo
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 
 enum class StreamEnd : std::uint32_t {
   kLeaves,  // nothing is left to do for this block
@@ -206,13 +207,13 @@ enum class StreamEnd : std::uint32_t {
   kDrives,  // the call is for the engine, and this block drives its lane
 };
 
-// As run_by_packets(). `shared`: the engine's, which comes later. S: solo::Stream, or, of a call
-// that may be carried, CarriedStream.
+// As run_by_packets(). `shared`: the engine's, which comes later. S: in_stream::Stream, or, of a
+// call that may be carried, CarriedStream.
 template <class S>
-__device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaunch& launch,
-                                                     unsigned char* shared) {
-  using namespace solo;
-  const SoloCall& call = launch.solo;
+__device__ __forceinline__ StreamEnd run_by_slots(CudaRank& r, const CudaLaunch& launch,
+                                                  unsigned char* shared) {
+  using namespace in_stream;
+  const StreamCall& call = launch.call;
   const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
   OneStreamShared* const streams = reinterpret_cast<OneStreamShared*>(shared);

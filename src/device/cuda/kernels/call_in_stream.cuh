@@ -3,7 +3,7 @@
 // tried straight from the kernel's arguments, with the same connectors, flags and credits, so peers
 // cannot tell. One side may be here and the other in its engine, in each lane.
 //
-// Block b does what the call's lane b, from SoloCall::first_lane on, has to do. "lane" is one of
+// Block b does what the call's lane b, from StreamCall::first_lane on, has to do. "lane" is one of
 // the rank's below; reports are by the call's.
 //
 // Plan: one that plan/lower.cc gives to packets of one hop or two
@@ -14,9 +14,9 @@
 // What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
 // connector is not open, a former use of the key is not complete, a packet does not come.
 //
-// Reports: solo_reports.h. What is not done is handed to the engine, each lane with the primitives
-// that it has behind it (CudaRank::handed); one block serves until the call has ended, the
-// others have left, and their lanes are driven as all that nobody drives.
+// Reports: stream_call_reports.h. What is not done is handed to the engine, each lane with the
+// primitives that it has behind it (CudaRank::handed); one block serves until the call has ended,
+// the others have left, and their lanes are driven as all that nobody drives.
 //
 // Redo (of one hop; of two: exec/packets/two_hops.cuh). A lane that gives up has done nothing, or
 // all in front of the primitive that receives.
@@ -34,15 +34,14 @@
 #pragma once
 
 #include "device/cuda/exec/call.cuh"
-#include "device/cuda/kernels/solo_reports.h"
+#include "device/cuda/kernels/stream_call_reports.h"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // How long a block waits for its lane's lease where its holder has nothing to do: longer than a
 // daemon that is in the way takes to leave. A call that does not wait for that goes to the engine,
-// which asks for the daemon that the next call finds, and so do all that follow
-// (lab/nccl-notes.md, "Four GPUs").
+// which asks for the daemon that the next call finds, and so do all that follow.
 inline constexpr std::uint64_t kLeaseNs = 60000;
 // CudaRank::holding is a hint, and late: a driver clears its bit a pass or two behind the last
 // invocation's end, which is when the next call comes. For so long it is not believed.
@@ -73,7 +72,7 @@ __device__ __forceinline__ void ring_launcher(CudaRank& r) {
 // After the lane's lease was given back, by a read-modify-write that acquires (`lanes`: what
 // CudaRank::lanes was then): who waits in the lane, or was given to it meanwhile, was not
 // announced, for the lane had a driver.
-__device__ __forceinline__ void see_to_lane(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+__device__ __forceinline__ void see_to_lane(CudaRank& r, const StreamCall& call, std::uint32_t lane,
                                             std::uint64_t lanes) {
   bool needy = (lanes >> (lane + 32) & 1) != 0;
   if (lane != 0) {
@@ -101,7 +100,7 @@ __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
 // only grows. `at`: place in the CQ, which is ours.
 __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, std::uint64_t at) {
   max_relaxed(r.completed[launch.slot], launch.serial);
-  add_relaxed(r.solo_calls, 1);
+  add_relaxed(r.calls_without_engine, 1);
   RingCq& cq = r.rank.cq;
   // As in LaneTransport::slot_of().
   const std::uint64_t i =
@@ -113,7 +112,7 @@ __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, 
 // Says for the engine which lanes have how much behind them.
 __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
                                           std::uint64_t word) {
-  const SoloCall& call = launch.solo;
+  const StreamCall& call = launch.call;
   HandOver* handed = r.handed + launch.slot * r.rank.num_lanes + call.first_lane;
   for (std::uint32_t l = 0; l < call.lanes; ++l) {
     const auto report = static_cast<Report>(word >> (kReportBits * l) & 3);
@@ -131,33 +130,33 @@ struct ReportingCall {
   CudaRank& r;
   const CudaLaunch& launch;
   const bool keeps = false;  // the next call's blocks from coming before this block's end
-  const std::uint32_t lanes = launch.solo.lanes, lane = blockIdx.x;
+  const std::uint32_t lanes = launch.call.lanes, lane = blockIdx.x;
 
   __device__ __forceinline__ std::uint64_t add_report(std::uint64_t by) const {
-    return fetch_add_relaxed(*launch.solo.reports, by);
+    return fetch_add_relaxed(*launch.call.reports, by);
   }
   __device__ __forceinline__ std::uint64_t add_last_report(std::uint64_t by) const {
-    return fetch_add_acq_rel(*launch.solo.reports, by);
+    return fetch_add_acq_rel(*launch.call.reports, by);
   }
   __device__ __forceinline__ std::uint64_t add_stored(std::uint64_t by) const {
-    return fetch_add_relaxed(*launch.solo.stored, by);
+    return fetch_add_relaxed(*launch.call.stored, by);
   }
   __device__ __forceinline__ void say_place(std::uint64_t by) const {
-    add_relaxed(*launch.solo.stored, by);
+    add_relaxed(*launch.call.stored, by);
   }
   __device__ __forceinline__ void await_stored(std::uint64_t n) const {
-    while (load_acquire_local(*launch.solo.stored) != n) {
+    while (load_acquire_local(*launch.call.stored) != n) {
     }
   }
   __device__ __forceinline__ void clear() const {
-    store_relaxed_local(*launch.solo.reports, std::uint64_t{0});
-    store_relaxed_local(*launch.solo.stored, std::uint64_t{0});
+    store_relaxed_local(*launch.call.reports, std::uint64_t{0});
+    store_relaxed_local(*launch.call.stored, std::uint64_t{0});
   }
   __device__ __forceinline__ void fence() const { fence_local(); }
   __device__ __forceinline__ std::uint64_t take_place() const {
     return fetch_add_relaxed(r.rank.cq.tail, 1);
   }
-  __device__ __forceinline__ void free_key() const { solo::free_key(launch); }
+  __device__ __forceinline__ void free_key() const { in_stream::free_key(launch); }
   __device__ __forceinline__ void let_next_begin() const {
     if (!keeps) unjam::let_next_begin();
   }
@@ -175,7 +174,7 @@ struct ReportingCall {
     end_call(r, launch, at);  // give_back() says the rest
   }
   __device__ __forceinline__ void hand_over(std::uint64_t word) const {
-    solo::hand_over(r, launch, word);
+    in_stream::hand_over(r, launch, word);
   }
 };
 
@@ -235,14 +234,14 @@ inline __device__ __noinline__ bool is_call_cancelled(CudaRank& r, const CudaLau
 //   kCaller      say_how_far(): what follows from the reports
 //   kLast        give_back(): the lease
 // (A stream's lane that is done: its first warp reports, decides, tells and counts, and who
-// publishes pokes, in front of one barrier, see run_solo_stream().) A driver that has the lease
+// publishes pokes, in front of one barrier, see run_by_slots().) A driver that has the lease
 // behind us is behind our credits, too: it stores later ones to the same words later.
 inline constexpr std::uint32_t kCaller = 32, kLast = 64, kCounter = 96, kListener = 96;
 static_assert(kLeastThreads > kCounter);
 
 // By one thread, behind a barrier behind all that the block has done in the lane. `done`: so is the
 // lane.
-__device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+__device__ __forceinline__ void give_back(CudaRank& r, const StreamCall& call, std::uint32_t lane,
                                           bool done) {
   const std::uint64_t bit = std::uint64_t{1} << lane;
   const bool single = call.lanes == 1;
@@ -269,7 +268,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
 // By all threads, as run_by_packets() returns: something that the block needs is not there.
 __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& launch,
                                               std::uint32_t lane, bool leased, Shared& s) {
-  const SoloCall& call = launch.solo;
+  const StreamCall& call = launch.call;
   if (threadIdx.x == kLeaser) {
     if (leased) see_to_lane(r, call, lane, clear_lanes(r, std::uint64_t{1} << lane));
     const ReportingCall reporting{r, launch};
@@ -326,7 +325,7 @@ __device__ __forceinline__ bool leave(CudaRank& r, const CudaLaunch& launch, std
     const bool says = say_how_far(ReportingCall{r, launch}, done, ending, serves);
     if (!done) s.serves = says ? 1 : 0;
   }
-  if (threadIdx.x == kLast) give_back(r, launch.solo, lane, done);
+  if (threadIdx.x == kLast) give_back(r, launch.call, lane, done);
   if (done && !serves) return false;
   sync_block();
   return s.serves != 0;
@@ -361,7 +360,7 @@ __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& la
   constexpr std::uint32_t kAll = 0xffffffff;
   const std::uint64_t begun = global_ns();
   const auto let_go = [&] {
-    if (leased) see_to_lane(r, launch.solo, lane, clear_lanes(r, std::uint64_t{1} << lane));
+    if (leased) see_to_lane(r, launch.call, lane, clear_lanes(r, std::uint64_t{1} << lane));
     leased = false;
     __syncwarp();
   };
@@ -404,10 +403,10 @@ __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& la
 // what to do about cancellations. (It takes a while, over PCIe.)
 __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch& launch,
                                                   const Stretch& w, std::uint32_t lane, Shared& s) {
-  const SoloCall& call = launch.solo;
+  const StreamCall& call = launch.call;
   std::uint32_t attention = 0;
   if (threadIdx.x == 0) s.hopeless = s.serves = s.waited = 0;
-  if (threadIdx.x < 2 * kSoloRanks) {
+  if (threadIdx.x < 2 * kStreamCallRanks) {
     const Member m = member_of(call, w);
     if (m.q < call.places) find_way(endpoint_of(call, m, lane));
   }
@@ -418,5 +417,5 @@ __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch&
   return attention;
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -2,10 +2,10 @@
 //
 // An instance is one kernel: a daemon (launched by the host while there is work and nobody is
 // there), a call (in a stream, brings its invocation and ends with it) or a wait (in a stream, ends
-// with an invocation that was submitted before). A daemon's block drives its lane (lane_choice.h)
-// if nobody does (CudaRank::lanes has a bit for each lane that somebody does: its lease); a call's
-// blocks drive the first lane and the call's own. Only the driver of the first lane takes
-// submissions and hands them to the others' mailboxes.
+// with an invocation that was submitted before). A daemon's block drives its lane
+// (lane_placement.h) if nobody does (CudaRank::lanes has a bit for each lane that somebody does:
+// its lease); a call's blocks drive the first lane and the call's own. Only the driver of the first
+// lane takes submissions and hands them to the others' mailboxes.
 //
 // A daemon's blocks wait for lanes that others drive, so while it is resident every lane has
 // somebody, or soon has.
@@ -21,10 +21,10 @@
 // While a stream waits, its first block serves every lane that nobody drives, one after the other:
 // all pending collectives of the rank go on, even if nothing can be launched (a thread in
 // cudaFree).
+#include "device/cuda/kernels/batch_dev.cuh"
 #include "device/cuda/kernels/instance.cuh"
 #include "device/cuda/kernels/kernels.h"
-#include "device/cuda/kernels/whole_dev.cuh"
-#include "device/cuda/placement/lane_choice.h"
+#include "device/cuda/placement/lane_placement.h"
 
 namespace unjam {
 namespace {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(512, 1)
   }
   if (waits) {
     sync_block();
-    serve<WholeDev>(r, block);
+    serve<BatchDev>(r, block);
     return;
   }
   if (threadIdx.x == 0) {
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(512, 1)
     const auto pause = [] { __nanosleep(3000); };
     const std::uint32_t lane = gridDim.x == lanes
                                    ? blockIdx.x
-                                   : r.lane_choice.choose(launch.choice, sm_of_block(), lanes,
-                                                          gridDim.x, global_ns(), pause);
+                                   : r.lane_placement.choose(launch.choice, sm_of_block(), lanes,
+                                                             gridDim.x, global_ns(), pause);
     own_lane = lane;
     if (lane == 0) {
       store_relaxed_local(r.daemon, 1u);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(512, 1)
     mine = lane != kNoLane && take_over(r, s, lane);
   }
   sync_block();
-  if (mine) drive<WholeDev>(r, own_lane, block);
+  if (mine) drive<BatchDev>(r, own_lane, block);
 }
 
 // "The inputs of the invocation with this ticket are there."
@@ -149,7 +149,7 @@ __global__ void unjam_end_kernel(CudaRank* rank, std::uint32_t slot, std::uint64
   fence_system();
   // As CudaDev::complete().
   max_relaxed(r.completed[slot], serial);
-  add_relaxed(r.solo_calls, 1);
+  add_relaxed(r.calls_without_engine, 1);
   push_cqe(r, static_cast<std::uint16_t>(slot), cancelled ? Outcome::kCancelled : Outcome::kDone);
 }
 

@@ -8,7 +8,7 @@
 #include "device/cuda/dev/rank_state.h"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // What kernels of calls know of each other, for CallInFront: of any two launches that follow each
 // other, in whatever streams, the second has the next number. (But those in a graph have numbers
@@ -28,11 +28,11 @@ struct Succession {
   }
   // Whether the call that this one may overlap with was the launch in front of this one.
   __device__ __forceinline__ static bool is_close(const CudaRank& r, const CudaLaunch& launch) {
-    const std::uint32_t serial = launch.solo.follows;
+    const std::uint32_t serial = launch.call.follows;
     return serial != 0 &&
            load_relaxed_local(r.launches[serial % kRecentLaunches]) == word(serial, number() - 1);
   }
 };
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -1,4 +1,4 @@
-// What a lane does for short invocations, by its engine, in one go (docs/internals/whole-calls.md):
+// What a lane does for short invocations, by its engine, in one go (docs/internals/batches.md):
 // as call_by_packets.cuh does it without an engine (of two hops: plain ones), of calls whose lanes
 // make one loop each. What differs: the lane's lease is held, the keys' former uses have ended, the
 // inputs are there, ends and progress are the engine's, and there are several calls. The block
@@ -13,15 +13,15 @@
 //   received  by the first mover; release: of so many calls movers are through with what comes in,
 //             all of it or nothing (`come`, their vote). The first warp, which acquires it, gives
 //             credits behind the movers' loads.
-// No call waits for another one's peers: each has its polls (SoloCall::most_polls).
+// No call waits for another one's peers: each has its polls (StreamCall::most_polls).
 //
 // Redo: as in call_in_stream.cuh. Nothing of a reduction is stored before the vote, and of other
 // kinds the same bytes that a later turn stores again. Of two hops: as in
 // exec/packets/two_hops.cuh, with a vote on each, so a later turn begins with the one that has not
 // come.
 //
-// Blocks have as many threads as the host reckons with (SoloCall: kSoloUnits): those of calls in
-// streams may have fewer, so a call that serves as an engine does without this.
+// Blocks have as many threads as the host reckons with (StreamCall: kStreamCallUnits): those of
+// calls in streams may have fewer, so a call that serves as an engine does without this.
 #pragma once
 
 #include "device/cuda/exec/packets/plain.cuh"
@@ -35,16 +35,16 @@ namespace unjam {
 __device__ __forceinline__ bool movers_agree(bool x) {
   constexpr unsigned kBarrier = 14;  // see sync_block_apart()
   __syncwarp();
-  return all_of_group<kBarrier>(x, solo::hands());
+  return all_of_group<kBarrier>(x, in_stream::hands());
 }
 
 // Of call i, by the movers. Functions of their own, each with all registers. kMembers: 0: any, of
 // what is not plain, and copied. Received is what all have voted for.
-template <solo::Half kHalf, int kMembers>
-__device__ __noinline__ bool move_whole(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
-  using namespace solo;
-  WholeCalls& x = whole_calls();
-  const SoloCall& call = x.call[i];
+template <in_stream::Half kHalf, int kMembers>
+__device__ __noinline__ bool move_batched(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
+  using namespace in_stream;
+  BatchCalls& x = run_batch();
+  const StreamCall& call = x.call[i];
   const Invocation& inv = x.inv[i];
   const Shared& s = x.shared[i];
   const Stretch w = stretch_of(call, inv, lane - call.first_lane);
@@ -68,21 +68,22 @@ __device__ __noinline__ bool move_whole(CudaRank* rank, std::uint32_t lane, std:
   }
   return come;
 }
-template <solo::Half kHalf>
-__device__ __forceinline__ bool move_whole_any(CudaRank* rank, std::uint32_t lane,
-                                               std::uint32_t i) {
-  const SoloCall& call = whole_calls().call[i];
-  const auto of = [](auto members) { return &move_whole<kHalf, decltype(members)::value>; };
-  auto* const move = call.plain ? solo::with_members(call, of) : &move_whole<kHalf, 0>;
+template <in_stream::Half kHalf>
+__device__ __forceinline__ bool move_batched_any(CudaRank* rank, std::uint32_t lane,
+                                                 std::uint32_t i) {
+  const StreamCall& call = run_batch().call[i];
+  const auto of = [](auto members) { return &move_batched<kHalf, decltype(members)::value>; };
+  auto* const move = call.plain ? in_stream::with_members(call, of) : &move_batched<kHalf, 0>;
   return with_all_registers(move)(rank, lane, i);
 }
 
 // Of call i, of two hops, one behind what it scatters. Where nothing can come the vote says so.
-template <solo::LaterHop kHop, int kMembers>
-__device__ __noinline__ bool move_whole_later(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
-  using namespace solo;
-  WholeCalls& x = whole_calls();
-  const SoloCall& call = x.call[i];
+template <in_stream::LaterHop kHop, int kMembers>
+__device__ __noinline__ bool move_batched_later(CudaRank* rank, std::uint32_t lane,
+                                                std::uint32_t i) {
+  using namespace in_stream;
+  BatchCalls& x = run_batch();
+  const StreamCall& call = x.call[i];
   const Shared& s = x.shared[i];
   const Stretch w = stretch_of(call, x.inv[i], lane - call.first_lane);
   while (CudaDev::load_block(x.looked_again) <= i) {
@@ -96,49 +97,50 @@ __device__ __noinline__ bool move_whole_later(CudaRank* rank, std::uint32_t lane
   }
   return come;
 }
-template <solo::LaterHop kHop>
-__device__ __forceinline__ bool move_whole_later_any(CudaRank* rank, std::uint32_t lane,
-                                                     std::uint32_t i) {
-  auto* const move = solo::with_members(whole_calls().call[i], [](auto members) {
-    return &move_whole_later<kHop, decltype(members)::value>;
+template <in_stream::LaterHop kHop>
+__device__ __forceinline__ bool move_batched_later_any(CudaRank* rank, std::uint32_t lane,
+                                                       std::uint32_t i) {
+  auto* const move = in_stream::with_members(run_batch().call[i], [](auto members) {
+    return &move_batched_later<kHop, decltype(members)::value>;
   });
   return with_all_registers(move)(rank, lane, i);
 }
 
 // By the movers: what has come of call i, and of all in front of it.
 __device__ __forceinline__ void say_received(std::uint32_t i, bool come) {
-  WholeCalls& x = whole_calls();
-  if (solo::hand() != 0) return;
+  BatchCalls& x = run_batch();
+  if (in_stream::hand() != 0) return;
   x.come[i] = come ? 1 : 0;
   CudaDev::store_block(x.received, i + 1);
 }
 
 // By the movers.
-__device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
-  using solo::LaterHop;
-  WholeCalls& x = whole_calls();
+__device__ __forceinline__ void move_batch(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
+  using in_stream::LaterHop;
+  BatchCalls& x = run_batch();
   bool two_hops = false;
   std::uint32_t gathered = 0;  // calls, as bits: what all have voted for
 #pragma unroll 1
   for (std::uint32_t i = 0; i < n; ++i) {
-    const SoloCall& call = x.call[i];
+    const StreamCall& call = x.call[i];
     two_hops = two_hops || call.two_hops;
-    const bool sends = call.two_hops ? x.how[i] == Whole::kAll : call.num_sent != 0 || call.copies;
-    if (sends) move_whole_any<solo::Half::kSends>(&r, lane, i);
+    const bool sends =
+        call.two_hops ? x.how[i] == BatchWay::kAll : call.num_sent != 0 || call.copies;
+    if (sends) move_batched_any<in_stream::Half::kSends>(&r, lane, i);
   }
   // Of all calls, before any is behind its second hop.
 #pragma unroll 1
   for (std::uint32_t i = 0; i < n; ++i) {
     if (x.call[i].two_hops) {
-      if (x.how[i] == Whole::kCollecting) continue;
-      const bool come = move_whole_later_any<LaterHop::kGathers>(&r, lane, i);
+      if (x.how[i] == BatchWay::kCollecting) continue;
+      const bool come = move_batched_later_any<LaterHop::kGathers>(&r, lane, i);
       if (come) gathered |= 1u << i;
-      if (solo::hand() == 0) x.gathered[i] = come ? 1 : 0;
+      if (in_stream::hand() == 0) x.gathered[i] = come ? 1 : 0;
     } else {
-      const bool come = move_whole_any<solo::Half::kReceives>(&r, lane, i);
+      const bool come = move_batched_any<in_stream::Half::kReceives>(&r, lane, i);
       if (!two_hops) {
         say_received(i, come);
-      } else if (solo::hand() == 0) {
+      } else if (in_stream::hand() == 0) {
         x.come[i] = come ? 1 : 0;
       }
     }
@@ -149,8 +151,8 @@ __device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std
     bool come = false;
     if (!x.call[i].two_hops) {
       come = x.come[i] != 0;
-    } else if (x.how[i] == Whole::kCollecting || (gathered >> i & 1) != 0) {
-      come = move_whole_later_any<LaterHop::kCollects>(&r, lane, i);
+    } else if (x.how[i] == BatchWay::kCollecting || (gathered >> i & 1) != 0) {
+      come = move_batched_later_any<LaterHop::kCollects>(&r, lane, i);
     }
     say_received(i, come);
   }
@@ -160,14 +162,14 @@ __device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std
 // this thread.
 template <class Each>
 __device__ __forceinline__ void for_members(std::uint32_t lane, std::uint32_t n, Each each) {
-  using namespace solo;
+  using namespace in_stream;
   constexpr std::uint32_t kAtOnce = 32 / kCallWatchers;
-  WholeCalls& x = whole_calls();
+  BatchCalls& x = run_batch();
 #pragma unroll 1
   for (std::uint32_t first = 0; first < n; first += kAtOnce) {
     const std::uint32_t mine = first + threadIdx.x / kCallWatchers;
     const std::uint32_t i = mine < n ? mine : first;
-    const SoloCall& call = x.call[i];
+    const StreamCall& call = x.call[i];
     const Stretch w = stretch_of(call, x.inv[i], lane - call.first_lane);
     Member m = member_of(call, w, threadIdx.x % kCallWatchers);
     if (mine >= n) m.to = m.from = false;
@@ -178,14 +180,14 @@ __device__ __forceinline__ void for_members(std::uint32_t lane, std::uint32_t n,
 
 // By the first warp.
 __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
-  using namespace solo;
+  using namespace in_stream;
   constexpr std::uint32_t kWarp = 0xffffffff;
-  WholeCalls& x = whole_calls();
+  BatchCalls& x = run_batch();
   const std::uint32_t watcher = threadIdx.x % kCallWatchers;
   // One for each call and hop, for poke_early(); and one for all.
   const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   for_members(lane, n,
-              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+              [&](std::uint32_t i, bool mine, const StreamCall& call, const LaneTransport& t,
                   const Member& m) {
                 Known known{};
                 const bool ok = look_at_member<2>(call, t, m, false, known, x.shared[i],
@@ -204,7 +206,7 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
                 if (threadIdx.x == 0) CudaDev::store_block(x.looked, i + 32 / kCallWatchers);
               });
   for_members(lane, n,
-              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+              [&](std::uint32_t i, bool mine, const StreamCall& call, const LaneTransport& t,
                   const Member& m) {
                 if (mine && x.shared[i].ok != 0) {
                   look_at_member_again(call, t, m, x.known[i][watcher], x.shared[i]);
@@ -215,7 +217,7 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
                 }
               });
   for_members(lane, n,
-              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+              [&](std::uint32_t i, bool mine, const StreamCall& call, const LaneTransport& t,
                   const Member& m) {
                 while (CudaDev::load_block(x.received) <= i) {
                 }
@@ -235,24 +237,24 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
 }
 
 // By all threads of the block. Ends with a barrier: all that has been stored is behind it.
-inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* stats,
-                                                    std::uint32_t lane, WholeTry* shared_tries,
-                                                    std::uint32_t n) {
-  using namespace solo;
+inline __device__ __noinline__ void run_packet_batch(CudaRank* rank, LaneStats* stats,
+                                                     std::uint32_t lane, BatchEntry* shared_tries,
+                                                     std::uint32_t n) {
+  using namespace in_stream;
   CudaRank& r = *rank;
-  WholeCalls& x = whole_calls();
-  WholeTry* const tries = &in_shared(*shared_tries);
+  BatchCalls& x = run_batch();
+  BatchEntry* const tries = &in_shared(*shared_tries);
 
   fetch_calls(r, tries, n);
   if (threadIdx.x == 0) x.looked = x.looked_again = x.received = 0;
   if (threadIdx.x < kRankWords) x.to_poke[threadIdx.x] = 0;
   sync_block();
   if (threadIdx.x < n) {
-    SoloCall& call = x.call[threadIdx.x];
+    StreamCall& call = x.call[threadIdx.x];
     call.most_polls = tries[threadIdx.x].polls;
     x.how[threadIdx.x] = tries[threadIdx.x].how;
     x.gathered[threadIdx.x] = 0;
-    if (tries[threadIdx.x].how == Whole::kReceiving && !call.two_hops) {
+    if (tries[threadIdx.x].how == BatchWay::kReceiving && !call.two_hops) {
       call.num_sent = 0;
       call.copies = false;
     }
@@ -261,7 +263,7 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
   sync_block();
 
   if (is_mover()) {
-    move_wholes(r, lane, n);
+    move_batch(r, lane, n);
   } else {
     see_to_members(r, lane, n);
   }
@@ -269,32 +271,32 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
 
   if (threadIdx.x < n) {
     const std::uint32_t i = threadIdx.x;
-    WholeTry& t = tries[i];
+    BatchEntry& t = tries[i];
     t.receives = x.call[i].num_received != 0 &&
                  stretch_of(x.call[i], x.inv[i], lane - x.call[i].first_lane).bytes != 0;
-    t.end = x.shared[i].ok == 0         ? WholeEnd::kUnable
-            : x.come[i] != 0            ? WholeEnd::kDone
-            : x.shared[i].hopeless != 0 ? WholeEnd::kElsewhere
-                                        : WholeEnd::kWaits;
+    t.end = x.shared[i].ok == 0         ? BatchEnd::kUnable
+            : x.come[i] != 0            ? BatchEnd::kDone
+            : x.shared[i].hopeless != 0 ? BatchEnd::kElsewhere
+                                        : BatchEnd::kWaits;
     if (x.call[i].two_hops) {
       t.moved = x.gathered[i] != 0;
-      t.sends = t.moved || t.how == Whole::kCollecting ? 2 : 1;
+      t.sends = t.moved || t.how == BatchWay::kCollecting ? 2 : 1;
     }
   }
   __syncwarp();
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (std::uint32_t i = 0; i < n; ++i) {
-      const SoloCall& call = x.call[i];
+      const StreamCall& call = x.call[i];
       const std::uint32_t bytes = stretch_of(call, x.inv[i], lane - call.first_lane).bytes;
       if (x.shared[i].ok == 0 || bytes == 0) continue;
       const bool done = x.come[i] != 0, two_hops = call.two_hops;
       // Primitives behind it when it waits, and before it was tried.
       const std::uint32_t waits = two_hops ? tries[i].sends : call.before;
-      const std::uint32_t before = tries[i].how == Whole::kAll         ? 0u
-                                   : !two_hops                         ? call.before
-                                   : tries[i].how == Whole::kReceiving ? 1u
-                                                                       : 2u;
+      const std::uint32_t before = tries[i].how == BatchWay::kAll         ? 0u
+                                   : !two_hops                            ? call.before
+                                   : tries[i].how == BatchWay::kReceiving ? 1u
+                                                                          : 2u;
       stats->slices += (done ? x.inv[i].num_primitives : waits) - before;
       if (call.num_received != 0) stats->received += x.taken(i);
       stats->bytes_sent += std::uint64_t{bytes} * call.num_sent * x.sent(i);

@@ -1,4 +1,4 @@
-// Calls through slots by a lane's engine (docs/internals/whole-calls.md), as exec/slots/several.cuh
+// Calls through slots by a lane's engine (docs/internals/batches.md), as exec/slots/several.cuh
 // has it: which of them go together, where they were left, and how they have ended.
 #pragma once
 
@@ -8,17 +8,17 @@
 #include "device/cuda/exec/slots/steer_several.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 inline constexpr std::uint32_t kAlonePatienceNs = 50000;  // where a call is alone, and begins
 
 // ---- before ----
 
 // By a warp: where a call's slices lie, and whether there is something to do about them.
-__device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& of,
-                                               const WholeTry& t, std::uint32_t place) {
+__device__ __forceinline__ void look_at_stream(const Stream& c, BatchStreamed& of,
+                                               const BatchEntry& t, std::uint32_t place) {
   constexpr std::uint32_t kWarp = 0xffffffff;
-  WholeStreams& x = whole_streams();
+  PipelinedBatch& x = pipelined_batch();
   const SlotSteps& steps = c.call.steps;
   const std::uint32_t thread = threadIdx.x % 32, chunks = c.call.chunks_of_all();
   if (thread < kSlotSteps) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
 }
 
 // By one thread: those that are there go together. None, if nothing can be done at once.
-__device__ __forceinline__ void line_up(const WholeTry* tries) {
-  WholeStreams& x = whole_streams();
+__device__ __forceinline__ void line_up(const BatchEntry* tries) {
+  PipelinedBatch& x = pipelined_batch();
   std::uint32_t n = 0;
   x.patient = 0;
   for (std::uint32_t left = x.ready != 0 ? x.there : 0; left != 0; left &= left - 1) {
@@ -111,11 +111,11 @@ __device__ __forceinline__ void line_up(const WholeTry* tries) {
 
 // By all threads; a barrier is in front and behind.
 __device__ __forceinline__ void set_up_together(const Stream& first) {
-  WholeStreams& x = whole_streams();
+  PipelinedBatch& x = pipelined_batch();
   const bool borrows = x.num_calls == 1 && x.calls[x.places[0]].begins();
   const std::uint32_t i = threadIdx.x % 32;
   if (threadIdx.x / 32 == 1) {
-    if (i < kSoloRanks) x.stream.borrowed[i] = borrows ? kNotYet : 0;
+    if (i < kStreamCallRanks) x.stream.borrowed[i] = borrows ? kNotYet : 0;
     if (i < kSlotSteps * kInHand) {
       x.stream.stored[i] = 0;
       x.given_of[i] = x.places[0];
@@ -123,7 +123,7 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
     if (i < kGroups) x.stream.costs[i] = x.stream.given[i] = 0;
     if (i == 0) {
       x.stream.closed = x.events = x.ended = x.went_on = 0;
-      x.interrupted = WholeEnd::kDone;
+      x.interrupted = BatchEnd::kDone;
       x.borrows = borrows;
       x.descriptions = first.descriptions();
     }
@@ -135,18 +135,18 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
 // ---- behind all ----
 
 // By one thread: how the calls have ended, of which `alike` were looked at.
-__device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stats, WholeTry* tries,
-                                         std::uint32_t n, std::uint32_t alike) {
-  const WholeStreams& x = whole_streams();
+__device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stats,
+                                         BatchEntry* tries, std::uint32_t n, std::uint32_t alike) {
+  const PipelinedBatch& x = pipelined_batch();
   for (std::uint32_t place = 0; place < n; ++place) {
     const bool unable = place < alike && (x.there >> place & 1) == 0;
-    tries[place].end = unable ? WholeEnd::kUnable : WholeEnd::kWaits;
+    tries[place].end = unable ? BatchEnd::kUnable : BatchEnd::kWaits;
     tries[place].left_out = place >= alike;  // it was not looked at
   }
   for (std::uint32_t i = 0; i < x.num_calls; ++i) {
     const std::uint32_t place = x.places[i];
     const Stream c = stream_of(t, place);
-    WholeTry& its = tries[place];
+    BatchEntry& its = tries[place];
     count_stream(stats, c, x.calls[place].behind, false,
                  [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
@@ -161,28 +161,29 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
       elsewhere = elsewhere || (c.receives_from(q) && c.of.found[q] == kIsNot);
     }
     if (all_moved(c)) {
-      its.end = WholeEnd::kDone;
+      its.end = BatchEnd::kDone;
     } else if (elsewhere) {
-      its.end = WholeEnd::kElsewhere;
-    } else if (x.interrupted != WholeEnd::kDone) {
+      its.end = BatchEnd::kElsewhere;
+    } else if (x.interrupted != BatchEnd::kDone) {
       its.end = x.interrupted;
     }
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 
-// By all threads of the block; ends with a barrier. interrupted: see solo::steer_several().
+// By all threads of the block; ends with a barrier. interrupted: see in_stream::steer_several().
 template <class Interrupted, class EndEarly>
-inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats* stats,
-                                                      std::uint32_t lane, WholeTry* shared_tries,
-                                                      std::uint32_t n, Interrupted interrupted,
-                                                      EndEarly end_early) {
-  using namespace solo;
+inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStats* stats,
+                                                        std::uint32_t lane,
+                                                        BatchEntry* shared_tries, std::uint32_t n,
+                                                        Interrupted interrupted,
+                                                        EndEarly end_early) {
+  using namespace in_stream;
   CudaRank& r = *rank;
-  WholeCalls& calls = whole_calls();
-  WholeStreams& x = whole_streams();
-  WholeTry* const tries = &in_shared(*shared_tries);
+  BatchCalls& calls = run_batch();
+  PipelinedBatch& x = pipelined_batch();
+  BatchEntry* const tries = &in_shared(*shared_tries);
   const std::uint32_t warp = threadIdx.x / 32;
 
   fetch_calls(r, tries, n);
@@ -199,8 +200,9 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
   while (alike < n && go_together(calls.call[0], calls.call[alike])) ++alike;
   const LaneTransport t = transport_of(calls.call[0], lane);
   // (From the last thread on: the first warps look first.)
-  for (std::uint32_t at = blockDim.x - 1 - threadIdx.x; at < alike * kSoloRanks; at += blockDim.x) {
-    const std::uint32_t place = at / kSoloRanks, q = at % kSoloRanks;
+  for (std::uint32_t at = blockDim.x - 1 - threadIdx.x; at < alike * kStreamCallRanks;
+       at += blockDim.x) {
+    const std::uint32_t place = at / kStreamCallRanks, q = at % kStreamCallRanks;
     x.calls[place].found[q] = kNotLooked;
     x.calls[place].invited[q] = nullptr;
     x.calls[place].straight[q] = kNoSlice;
@@ -219,7 +221,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     set_up_together(first);
     if (threadIdx.x == 0) interrupted.dev.set_moving(true);
     sync_block();
-    // (What is alone, and begins, is steered with fewer questions: lab/nccl-notes.md.)
+    // (What is alone, and begins, is steered with fewer questions, so faster.)
     if (warp == 0 && x.borrows) {
       steer(r, first, interrupted, [] {}, {}, /*rehearses=*/false, /*may_be_sure=*/true);
     } else if (warp == 0) {

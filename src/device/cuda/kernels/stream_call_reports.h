@@ -1,6 +1,6 @@
 // Who ends a call that runs without the engine (call_in_stream.cuh), or brings it to the engine:
-// what its blocks, one a lane, tell each other about that. tests/unit/solo_reports_test.cc runs
-// these steps under the schedule explorer.
+// what its blocks, one a lane, tell each other about that. tests/unit/stream_call_reports_test.cc
+// runs these steps under the schedule explorer.
 //
 // Two words a slot, both zero when a call gets it. `reports` has a Report of each lane; 0: none
 // yet. A lane that is done says so as soon as all has come that it waits for (through slots: if its
@@ -29,7 +29,7 @@
 #endif
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // How far a lane has come.
 enum Report : std::uint32_t { kUntried = 1, kBegun = 2, kDone = 3 };
@@ -125,7 +125,7 @@ struct ReportSteps {
       call.say_place((at + 1) << kStoredBits);
     }
     // As in begin_end(); the block that serves keeps the next call from coming. (In front of the
-    // lines above, or behind the barrier or the count, it makes calls slower: lab/nccl-notes.md.)
+    // lines above, or behind the barrier or the count, it makes calls slower.)
     call.let_next_begin();
     return false;
   }
@@ -171,7 +171,7 @@ struct ReportSteps {
   }
 };
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam
 
 #undef UNJAM_STEP

@@ -195,16 +195,11 @@ __device__ __forceinline__ void reduce_few(const Slice& slice, std::uint32_t at,
 
 // Pieces of a thread that are copied at once. 64 KiB by a group of seven warps are two turns with
 // ten, three with eight, of which the third has work for two warps; and each turn takes a read of
-// memory. (Slices of 64 KiB, four ranks, one on a GPU, three on another, two H200s, 256 MiB:
-// all-reduces 1,415 us with eight, 1,379 with ten, all-gathers 802 and 789, reduce-scatters 766 and
-// 756. Between two, slices of 128 KiB, all-gathers, which spread, took as long either way,
-// reduce-scatters, which copy, 434 and 443.)
+// memory. Between two ranks, whose slices are longer, copies are faster with eight.
 inline constexpr int kPiecesOfPair = 8, kPiecesOfMany = 10;
 // And of each source that are reduced at once, if there are up to four; if there are two twice as
-// many, of float32 one more, for which other types lack registers. (Chains of three ranks on two
-// H200s, slices of 70 KiB, 64 and 256 MiB and 1 GiB: 214, 779 and 3,050 us with four pieces of two
-// sources, 209, 765 and 2,984 with five. Ten, with nothing loaded ahead: 238, 877 and 3,432. Five
-// of four sources, with nothing ahead, cost reduce-scatters 1 %.)
+// many, of float32 one more, for which other types lack registers. (With more, nothing could be
+// loaded ahead, which costs more than it gains.)
 inline constexpr int kFloatsOfTwoSources = 5, kPiecesOfFourSources = 2;
 // What a group of seven warps moves so in whole turns. (Of pairs, whose slots are larger, two.)
 constexpr bool whole_turns(std::uint32_t bytes, int pieces) {
@@ -263,9 +258,7 @@ __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread
                                             unsigned threads) {
   constexpr int kPieces = kPiecesOfMany;
   Slice slice = make_slice(job);
-  // In place it is there already. (A broadcast of 1 GiB took 14.5 % of the memory's bandwidth at
-  // the root, which wrote what it read; without that 7.2, NCCL's 7.6. Four H200s, NVML's GPM
-  // metrics, a probe that is not in the tree.)
+  // In place it is there already: to write what was read would double the memory's work.
   if (slice.dst_user == slice.src[0]) slice.dst_user = nullptr;
   for_pieces<kPieces>(
       slice, thread, threads,

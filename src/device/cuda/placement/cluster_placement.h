@@ -5,14 +5,11 @@
 // GPU empty, and where all that it finds is a call that lies so. But where a block of something
 // else is there as a call comes, one of its clusters lies on the halves of three or four TPCs; then
 // so does one of the next call's, which finds that; and so on for as long as calls follow each
-// other. A chain's lanes have all the same to move, and its slowest lanes bind. (Four H200s, a
-// process a rank, reductions of 1 GiB behind a call of one number: 3,015 us each where all lie on
-// 16 TPCs, on 17 and 18 3,020 and 3,170 by turns, or 3,170; by clocks and SMs that the kernel
-// noted, a probe that is not in the tree.)
+// other. A chain's lanes have all the same to move, and its slowest lanes bind.
 //
 // So a block whose TPC has another SM that is none of its call's keeps the next call's blocks from
 // coming before this call's have all left: these find the GPU empty, if it is only ours. If it is
-// not, nothing is gained, a call begins 10 to 20 us later, and somebody else's blocks may have our
+// not, nothing is gained, a call begins later, and somebody else's blocks may have our
 // SMs meanwhile (a product's for a millisecond). So some calls lie between two that keep the next
 // one's blocks, and where that did not help twice as many, up to hundreds.
 //

@@ -2,10 +2,10 @@
 //
 // Where blocks are is up to the GPU: of a grid of 32 it puts some on SMs by themselves and some in
 // pairs on those of a TPC, as many as it likes in a GPC. Lanes whose SMs share less then move more
-// than others, and all have the same to move. (A copy to the peer by 32 blocks of equal parts, two
-// H100s: 348 GB/s where they come to be, 369, which is the link's, where they are pairs, two in
-// each of eight GPCs. Calls in streams get that by coming in clusters. A cluster needs four SMs of
-// a GPC at once, which a daemon cannot wait for: a GPU may be full of others' kernels for long.)
+// than others, and all have the same to move. Blocks of equal parts fill a link only where they are
+// in pairs, two in each GPC. (Calls in streams get that by coming in clusters. A cluster needs four
+// SMs of a GPC at once, which a daemon cannot wait for: a GPU may be full of others' kernels for
+// long.)
 //
 // So a daemon has more blocks than lanes, and each chooses as it begins. The first takes the first
 // lane, without which a daemon does nothing (unless that has just been taken); who is on a lane's
@@ -28,8 +28,8 @@
 namespace unjam {
 
 inline constexpr std::uint32_t kNoLane = 0xffffffff;
-// So many that on an empty H100 or H200 each of the SMs below gets one. (With one for each SM of
-// the GPU calls took as long, and on a full GPU more would have to begin before the last ones.)
+// So many that on an empty GPU of compute capability 9.0 each of the SMs below gets one. (With one
+// for each SM calls gain nothing, and on a full GPU more would have to begin before the last ones.)
 inline constexpr std::uint32_t kChoosingBlocks = 64;
 
 // Whether there is something to choose, with so many lanes.
@@ -37,9 +37,9 @@ UNJAM_HD inline bool lanes_have_sms(std::uint32_t lanes) {
   return lanes >= 4 && lanes <= 32 && lanes % 4 == 0;
 }
 
-// The lane that is to be on this SM: two pairs in a GPC, so of 32 lanes in each. H100s and H200s
-// number the SMs of a TPC behind each other, and TPCs by one of each of their GPCs in turn. (On a
-// GPU that has fewer than eight of these the lanes are spread a little less evenly.)
+// The lane that is to be on this SM: two pairs in a GPC, so of 32 lanes in each. GPUs of compute
+// capability 9.0 number the SMs of a TPC behind each other, and TPCs by one of each of their GPCs
+// in turn. (On a GPU that has fewer than eight of these the lanes are spread a little less evenly.)
 UNJAM_HD inline std::uint32_t lane_of_sm(std::uint32_t sm, std::uint32_t lanes) {
   constexpr std::uint32_t kGpcs = 8, kPairs = 2;
   const std::uint32_t tpc = sm / 2, gpc = tpc % kGpcs, pair = tpc / kGpcs, used = lanes / 4;

@@ -5,11 +5,11 @@
 #include "device/cuda/exec/call.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // How often is looked for room: as often as for packets, since who only sends runs ahead, and then
 // waits for the same late rank as who waits for its packets; and ahead of the stream's turn.
-inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kRoomPollsAhead = 2;
+inline constexpr std::uint32_t kRoomPolls = kStreamCallPolls, kRoomPollsAhead = 2;
 
 // What a thread of the first warp knows of the connector that it sees to: from look(), and from
 // look_again() what follows.
@@ -25,7 +25,7 @@ struct Known {
 // A thread's part of look(). Of a call that has made a part of its steps the others are so many
 // packets each way.
 template <std::uint32_t kSteps>
-__device__ __forceinline__ bool look_at_member(const SoloCall& call, const LaneTransport& t,
+__device__ __forceinline__ bool look_at_member(const StreamCall& call, const LaneTransport& t,
                                                const Member& m, bool patient, Known& known,
                                                Shared& s, std::uint32_t to_send = kSteps,
                                                std::uint32_t to_take = kSteps) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ bool look_at_member(const SoloCall& call, const LaneT
 // Behind take_lane(), by the first warp: what the lease covers, the connectors. Leaves places in
 // `s`. kSteps: packets that the call sends each peer. `patient`: waits for room.
 template <std::uint32_t kSteps>
-__device__ __forceinline__ bool look(CudaRank& r, const SoloCall& call, const LaneTransport& t,
+__device__ __forceinline__ bool look(CudaRank& r, const StreamCall& call, const LaneTransport& t,
                                      const Stretch& w, bool patient, Known& known, Shared& s) {
   std::uint32_t poke = 0;
   if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[t.lane]) + 1;
@@ -78,7 +78,7 @@ __device__ __forceinline__ bool look(CudaRank& r, const SoloCall& call, const La
 }
 
 // A thread's part of look_again().
-__device__ __forceinline__ bool look_at_member_again(const SoloCall& call, const LaneTransport& t,
+__device__ __forceinline__ bool look_at_member_again(const StreamCall& call, const LaneTransport& t,
                                                      const Member& m, Known& known, Shared& s) {
   if (m.part == kOutgoing && m.to) known.credit = load_relaxed(known.cell->consumed);
   if (m.part != kIncoming || !m.from) return true;
@@ -97,7 +97,7 @@ __device__ __forceinline__ bool look_at_member_again(const SoloCall& call, const
 // the packet is not found, or at the place of a step that has the same: the flag says that it is
 // this call's, and tell_peers() looks which step it was.) Of outgoing ones: what was consumed by
 // now, for a later call. And where to poke whom.
-__device__ __forceinline__ bool look_again(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool look_again(CudaRank& r, const StreamCall& call,
                                            const LaneTransport& t, const Stretch& w, Known& known,
                                            Shared& s) {
   const Member m = member_of(call, w);
@@ -105,5 +105,5 @@ __device__ __forceinline__ bool look_again(CudaRank& r, const SoloCall& call,
   return look_at_member_again(call, t, m, known, s);
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

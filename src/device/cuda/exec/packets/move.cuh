@@ -5,26 +5,26 @@
 #include "device/cuda/exec/packets/places.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // How often a packet is looked for before a peer is poked.
 inline constexpr std::uint32_t kPokePolls = 32;
 
 // What a thread has under way at once.
 inline constexpr int kRow = 2;
-static_assert(kSoloUnits % kRow == 0 && kSoloUnitBytes == kUnitBytes);
+static_assert(kStreamCallUnits % kRow == 0 && kStreamCallUnitBytes == kUnitBytes);
 
 // What of a call movers do in one go: those of the engine send of several calls, then receive.
 enum class Half { kBoth, kSends, kReceives };
 
 // ---- sending ----
 
-__device__ __forceinline__ std::uint32_t items_to_send(const SoloCall& call, const Stretch& w) {
+__device__ __forceinline__ std::uint32_t items_to_send(const StreamCall& call, const Stretch& w) {
   if (call.num_sent == 0) return 0;
   return call.scatters ? w.places * call.num_sent : w.places;
 }
 
-__device__ __forceinline__ void load_items(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void load_items(const StreamCall& call, const Stretch& w,
                                            std::uint32_t begin, Raw<2> (&x)[kRow]) {
   const std::uint32_t items = items_to_send(call, w);
 #pragma unroll
@@ -39,8 +39,9 @@ __device__ __forceinline__ void load_items(const SoloCall& call, const Stretch& 
   }
 }
 
-__device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& w, const Shared& s,
-                                           std::uint32_t begin, const Raw<2> (&x)[kRow]) {
+__device__ __forceinline__ void send_items(const StreamCall& call, const Stretch& w,
+                                           const Shared& s, std::uint32_t begin,
+                                           const Raw<2> (&x)[kRow]) {
   const std::uint32_t items = items_to_send(call, w);
 #pragma unroll
   for (int h = 0; h < kRow; ++h) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& 
 }
 
 // `first`: the first row, loaded before. The next one is under way while one is sent.
-__device__ __forceinline__ void send_all(const SoloCall& call, const Stretch& w, const Shared& s,
+__device__ __forceinline__ void send_all(const StreamCall& call, const Stretch& w, const Shared& s,
                                          Raw<2> (&first)[kRow]) {
   const std::uint32_t items = items_to_send(call, w), step = kRow * hands();
 #pragma unroll 1
@@ -73,7 +74,7 @@ __device__ __forceinline__ void send_all(const SoloCall& call, const Stretch& w,
 // ---- the own data ----
 
 template <int kUnits>
-__device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void load_own(const StreamCall& call, const Stretch& w,
                                          std::uint32_t begin, Raw<2> (&x)[kUnits]) {
 #pragma unroll
   for (int h = 0; h < kUnits; ++h) {
@@ -85,8 +86,9 @@ __device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
 }
 
 template <int kUnits>
-__device__ __forceinline__ void store_own(const SoloCall& call, const Stretch& w, std::uint32_t to,
-                                          std::uint32_t begin, const Raw<2> (&x)[kUnits]) {
+__device__ __forceinline__ void store_own(const StreamCall& call, const Stretch& w,
+                                          std::uint32_t to, std::uint32_t begin,
+                                          const Raw<2> (&x)[kUnits]) {
 #pragma unroll
   for (int h = 0; h < kUnits; ++h) {
     const Unit unit = unit_of(call, w.bytes, begin + hand() + h * hands());
@@ -98,7 +100,7 @@ __device__ __forceinline__ void store_own(const SoloCall& call, const Stretch& w
 // be asleep until it hears that something has come for it. By the first mover, whose units are
 // awaited if any are. It has not seen what the others have sent; as of the last pokes,
 // tell_peers(), peers look again. `value`: another one each time.
-__device__ __forceinline__ void poke_early(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+__device__ __forceinline__ void poke_early(CudaRank& r, const StreamCall& call, std::uint32_t lane,
                                            std::uint32_t value) {
   if (hand() != 0 || call.num_sent == 0) return;
   fence_system();
@@ -110,8 +112,9 @@ __device__ __forceinline__ void poke_early(CudaRank& r, const SoloCall& call, st
 
 // ---- receiving: what is copied ----
 
-__device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call, const Stretch& w,
-                                               std::uint32_t lane, const Shared& s) {
+__device__ __forceinline__ bool receive_copies(CudaRank& r, const StreamCall& call,
+                                               const Stretch& w, std::uint32_t lane,
+                                               const Shared& s) {
   const std::uint32_t items = w.places * (call.collects ? call.num_received : 1);
 #pragma unroll 1
   for (std::uint32_t begin = 0; begin + hand() < items; begin += kRow * hands()) {
@@ -154,11 +157,11 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
 // together.
 template <int kUnits>
 struct Row {
-  Raw<2> raw[kSoloRanks][kUnits];
+  Raw<2> raw[kStreamCallRanks][kUnits];
 };
 
 template <int kUnits>
-__device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ bool collect_row(CudaRank& r, const StreamCall& call, const Stretch& w,
                                             std::uint32_t lane, const Shared& s,
                                             std::uint32_t begin, const Raw<2> (&own)[kUnits],
                                             Row<kUnits>& row) {
@@ -170,15 +173,15 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
     for (int h = 0; h < kUnits; ++h) {
       const std::uint32_t place = begin + hand() + h * hands();
       const bool there = place < w.places;
-      cuda_leaves::PacketUnit found[kSoloRanks];
+      cuda_leaves::PacketUnit found[kStreamCallRanks];
       load_together(call);
 #pragma unroll
-      for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
+      for (int q = 0; q < static_cast<int>(kStreamCallRanks); ++q) {
         if (q >= call.places || q == call.place || !there) continue;
         found[q] = load_place(call, s.from[q], place);
       }
 #pragma unroll
-      for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
+      for (int q = 0; q < static_cast<int>(kStreamCallRanks); ++q) {
         row.raw[q][h] = own[h];
         if (q >= call.places || q == call.place || !there) continue;
         all &= has_come(call, found[q], place, call.flag, row.raw[q][h]);
@@ -195,7 +198,7 @@ struct RowAccess {
   Row<kUnits>& row;
   Raw<2> (&result)[kUnits];
   static constexpr int kBatch = cuda_leaves::kPacketBatch;
-  static_assert(kSoloRanks == 2 * kBatch);
+  static_assert(kStreamCallRanks == 2 * kBatch);
   __device__ __forceinline__ void load(int, Raw<2> (&x)[kBatch][kUnits]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -230,17 +233,17 @@ __device__ __forceinline__ void reduce_row_any(DType dtype, const cuda_leaves::S
 // A thread's results: of its j-th place. In memory of the thread: they are looked at once, and a
 // loop over registers would be eight times the code.
 struct Held {
-  Raw<2> unit[kSoloUnits];
+  Raw<2> unit[kStreamCallUnits];
 };
 
 // Stores nothing. `own`: the own data of the first row. each(begin, results) is told of every
 // row's.
 template <int kUnits, class Each>
-__device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool receive_reduction(CudaRank& r, const StreamCall& call,
                                                   const Invocation& inv, const Stretch& w,
                                                   std::uint32_t lane, const Shared& s,
                                                   Raw<2> (&own)[kUnits], Held& held, Each each) {
-  static_assert(kSoloUnits % kUnits == 0);
+  static_assert(kStreamCallUnits % kUnits == 0);
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const std::uint32_t step = kUnits * hands();
 #pragma unroll 1
@@ -259,7 +262,7 @@ __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& c
   return true;
 }
 
-__device__ __forceinline__ void store_reduction(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void store_reduction(const StreamCall& call, const Stretch& w,
                                                 const Held& held) {
 #pragma unroll 1
   for (std::uint32_t place = hand(), j = 0; place < w.places; place += hands(), ++j) {
@@ -273,7 +276,7 @@ __device__ __forceinline__ void store_reduction(const SoloCall& call, const Stre
 // The movers' part, to the point where all of a thread's has come (true). What is reduced is left
 // in `held`. looked(): as in plain.cuh. kReduces: whether it may be a reduction.
 template <Half kHalf, bool kReduces = true, class Looked>
-__device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, const Invocation& inv,
+__device__ __forceinline__ bool move_all(CudaRank& r, const StreamCall& call, const Invocation& inv,
                                          const Stretch& w, std::uint32_t lane, const Shared& s,
                                          Held& held, Looked looked) {
   constexpr bool kSends = kHalf != Half::kReceives, kReceives = kHalf != Half::kSends;
@@ -305,5 +308,5 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
   return call.num_received == 0 || receive_copies(r, call, w, lane, s);
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -4,11 +4,11 @@
 #include "device/cuda/exec/call.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // A place of a message is what a thread has of it at once: of packets a unit, of lines a word (see
 // leaf_access.cuh), which is a unit, or the line's flags.
-__device__ __forceinline__ std::uint32_t places_of(const SoloCall& call, std::uint32_t bytes) {
+__device__ __forceinline__ std::uint32_t places_of(const StreamCall& call, std::uint32_t bytes) {
   return call.lines ? line_places(bytes) : (bytes + kUnitBytes - 1) / kUnitBytes;
 }
 
@@ -17,7 +17,7 @@ struct Unit {
   std::uint32_t at;
   std::uint32_t bytes;  // 0: flags, or behind the end
 };
-__device__ __forceinline__ Unit unit_of(const SoloCall& call, std::uint32_t bytes,
+__device__ __forceinline__ Unit unit_of(const StreamCall& call, std::uint32_t bytes,
                                         std::uint32_t place) {
   if (call.lines) {
     return {cuda_leaves::line_data_at(place), cuda_leaves::line_data_bytes(place, bytes)};
@@ -70,14 +70,14 @@ __device__ __forceinline__ std::uint32_t line_mask() {
   constexpr std::uint32_t kThreads = cuda_leaves::kLineThreads;
   return ((1u << kThreads) - 1) << (threadIdx.x & 31 & ~(kThreads - 1));
 }
-__device__ __forceinline__ bool all_of(const SoloCall& call, bool x) {
+__device__ __forceinline__ bool all_of(const StreamCall& call, bool x) {
   return call.lines ? __all_sync(line_mask(), x) != 0 : x;
 }
-__device__ __forceinline__ bool any_of(const SoloCall& call, bool x) {
+__device__ __forceinline__ bool any_of(const StreamCall& call, bool x) {
   return call.lines ? __any_sync(line_mask(), x) != 0 : x;
 }
 
-__device__ __forceinline__ void store_place(const SoloCall& call, char* slot, std::uint32_t place,
+__device__ __forceinline__ void store_place(const StreamCall& call, char* slot, std::uint32_t place,
                                             const Raw<2>& x, std::uint64_t flag) {
   if (!call.lines) {
     return cuda_leaves::store_packet_unit(slot + 2 * kUnitBytes * place, x, flag);
@@ -87,20 +87,21 @@ __device__ __forceinline__ void store_place(const SoloCall& call, char* slot, st
   cuda_leaves::store_line_word(slot + kWordBytes * place, word);
 }
 // In front of load_place()s: lines are loaded in one instruction, as they are stored.
-__device__ __forceinline__ void load_together(const SoloCall& call) {
+__device__ __forceinline__ void load_together(const StreamCall& call) {
   if (call.lines) __syncwarp(line_mask());
 }
 // What is there, to be looked at by has_come(): behind the loads of all other places, for who looks
 // at what one brings waits for it, and so does the next.
-__device__ __forceinline__ cuda_leaves::PacketUnit load_place(const SoloCall& call,
+__device__ __forceinline__ cuda_leaves::PacketUnit load_place(const StreamCall& call,
                                                               const char* slot,
                                                               std::uint32_t place) {
   if (!call.lines) return cuda_leaves::load_packet_unit(slot + 2 * kUnitBytes * place);
   return {{cuda_leaves::load_packet_word(slot + kWordBytes * place), {}}};
 }
 // Whether it has come, as far as this thread can tell, and what.
-__device__ __forceinline__ bool has_come(const SoloCall& call, const cuda_leaves::PacketUnit& found,
-                                         std::uint32_t place, std::uint64_t flag, Raw<2>& x) {
+__device__ __forceinline__ bool has_come(const StreamCall& call,
+                                         const cuda_leaves::PacketUnit& found, std::uint32_t place,
+                                         std::uint64_t flag, Raw<2>& x) {
   if (!call.lines) {
     x = cuda_leaves::data_of(found);
     return cuda_leaves::has_flag(found, flag);
@@ -112,7 +113,7 @@ __device__ __forceinline__ bool has_come(const SoloCall& call, const cuda_leaves
 // One look at a thread's places of a row: whether all of them have come, and what. `from`: their
 // slots; nullptr where there is nothing to look for.
 template <int kUnits>
-__device__ __forceinline__ bool look_at_row(const SoloCall& call, const char* (&from)[kUnits],
+__device__ __forceinline__ bool look_at_row(const StreamCall& call, const char* (&from)[kUnits],
                                             const std::uint32_t (&place)[kUnits],
                                             std::uint64_t flag, Raw<2> (&x)[kUnits]) {
   cuda_leaves::PacketUnit found[kUnits];
@@ -137,7 +138,7 @@ struct PartStretch {
   std::uint32_t offset;
   std::uint32_t bytes;
 };
-__device__ __forceinline__ PartStretch lane_stretch(const SoloCall& call, std::uint32_t part,
+__device__ __forceinline__ PartStretch lane_stretch(const StreamCall& call, std::uint32_t part,
                                                     std::uint32_t longer, std::uint32_t lane) {
   const std::uint32_t first = part + lane * call.lane_pieces + (lane < longer ? lane : longer);
   const std::uint32_t last = first + call.lane_pieces + (lane < longer ? 1 : 0);
@@ -147,12 +148,12 @@ __device__ __forceinline__ PartStretch lane_stretch(const SoloCall& call, std::u
 }
 
 // A lane of the call's.
-__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv,
+__device__ __forceinline__ Stretch stretch_of(const StreamCall& call, const Invocation& inv,
                                               std::uint32_t lane) {
   const PartStretch own = lane_stretch(call, 0, call.longer_lanes, lane);
   return {static_cast<const char*>(inv.input) + own.offset,
           static_cast<char*>(inv.output) + own.offset, own.bytes, places_of(call, own.bytes)};
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -1,6 +1,6 @@
 // What the movers of a call of packets do (move.cuh, two_hops.cuh), where all of it
 // is whole units and aligned, and what is reduced are sums or averages of common formats
-// (SoloCall::plain): the same, bit for bit, without a question for each unit, and with as much of
+// (StreamCall::plain): the same, bit for bit, without a question for each unit, and with as much of
 // all peers' packets under way as there are registers for. For at most kMembers members: 2, 4 or 8.
 #pragma once
 
@@ -9,14 +9,14 @@
 #include "device/cuda/exec/packets/move.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // What make(n) returns: n as a constant, the fewest members with code of their own that it is for.
 template <class Make>
-__device__ __forceinline__ auto with_members(const SoloCall& call, const Make& make) {
+__device__ __forceinline__ auto with_members(const StreamCall& call, const Make& make) {
   if (call.places == 2) return make(std::integral_constant<int, 2>{});
   return call.places <= 4 ? make(std::integral_constant<int, 4>{})
-                          : make(std::integral_constant<int, static_cast<int>(kSoloRanks)>{});
+                          : make(std::integral_constant<int, static_cast<int>(kStreamCallRanks)>{});
 }
 
 // A row: kUnits places of one message for each thread, the h-th of them `h * hands()` behind its
@@ -100,7 +100,7 @@ __device__ __forceinline__ void send_plain(char* to, const PlainRow<kUnits, kLin
 
 // What a thread loads of a row to send it: a unit each for every peer, or the same for all.
 template <int kMembers, int kUnits, bool kLines>
-__device__ __forceinline__ void load_sent(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void load_sent(const StreamCall& call, const Stretch& w,
                                           const PlainRow<kUnits, kLines>& row,
                                           Raw<2> (&x)[kMembers - 1][kUnits]) {
 #pragma unroll
@@ -112,7 +112,7 @@ __device__ __forceinline__ void load_sent(const SoloCall& call, const Stretch& w
   }
 }
 template <int kMembers, int kUnits, bool kLines>
-__device__ __forceinline__ void send_row(const SoloCall& call, const Shared& s,
+__device__ __forceinline__ void send_row(const StreamCall& call, const Shared& s,
                                          const PlainRow<kUnits, kLines>& row,
                                          const Raw<2> (&x)[kMembers - 1][kUnits]) {
 #pragma unroll
@@ -136,8 +136,8 @@ struct Senders {
   std::uint32_t poke;
 };
 template <int kMembers>
-__device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call,
-                                                        char* const (&from)[kSoloRanks],
+__device__ __forceinline__ Senders<kMembers> senders_of(const StreamCall& call,
+                                                        char* const (&from)[kStreamCallRanks],
                                                         std::uint64_t flag, std::uint32_t poke) {
   Senders<kMembers> senders;
 #pragma unroll
@@ -150,14 +150,14 @@ __device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call,
   return senders;
 }
 template <int kMembers>
-__device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call, const Shared& s) {
+__device__ __forceinline__ Senders<kMembers> senders_of(const StreamCall& call, const Shared& s) {
   return senders_of<kMembers>(call, s.from, call.flag, s.poke);
 }
 
 // Looks for a row of all senders' packets until all have come; of member q in x[q], of who sends
 // nothing `own`.
 template <int kMembers, int kUnits, bool kLines>
-__device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+__device__ __forceinline__ bool await_row(CudaRank& r, const StreamCall& call, std::uint32_t lane,
                                           const Shared& s, const Senders<kMembers>& senders,
                                           const PlainRow<kUnits, kLines>& row,
                                           const Raw<2> (&own)[kUnits],
@@ -218,7 +218,7 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std
 
 // The bits are those of cuda_leaves::reduce_pieces().
 template <DType dtype, int kMembers, int kUnits>
-__device__ __forceinline__ void sum_row(const SoloCall& call, const cuda_leaves::Slice& slice,
+__device__ __forceinline__ void sum_row(const StreamCall& call, const cuda_leaves::Slice& slice,
                                         const Raw<2> (&x)[kMembers][kUnits],
                                         Raw<2> (&sum)[kUnits]) {
   using F = cuda_leaves::Format<dtype>;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void sum_row(const SoloCall& call, const cuda_leaves:
 }
 
 template <int kMembers, int kUnits>
-__device__ __forceinline__ void sum_row_any(const SoloCall& call, DType dtype,
+__device__ __forceinline__ void sum_row_any(const StreamCall& call, DType dtype,
                                             const cuda_leaves::Slice& slice,
                                             const Raw<2> (&x)[kMembers][kUnits],
                                             Raw<2> (&sum)[kUnits]) {
@@ -255,12 +255,12 @@ __device__ __forceinline__ void sum_row_any(const SoloCall& call, DType dtype,
 }
 
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
-__device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool receive_sums(CudaRank& r, const StreamCall& call,
                                              const Invocation& inv, const Stretch& w,
                                              std::uint32_t lane, const Shared& s,
                                              PlainRow<kUnits, kLines> row, Raw<2> (&own)[kUnits],
                                              Held& held) {
-  static_assert(kOneRow || kSoloUnits % kUnits == 0);
+  static_assert(kOneRow || kStreamCallUnits % kUnits == 0);
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const Senders<kMembers> senders = senders_of<kMembers>(call, s);
 #pragma unroll 1
@@ -286,10 +286,10 @@ __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
 
 // As store_reduction().
 template <bool kLines>
-__device__ __forceinline__ void store_sums(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void store_sums(const StreamCall& call, const Stretch& w,
                                            const Held& held) {
   constexpr int kUnits = 4;
-  static_assert(kSoloUnits % kUnits == 0);
+  static_assert(kStreamCallUnits % kUnits == 0);
   PlainRow<kUnits, kLines> row(w);
 #pragma unroll 1
   for (std::uint32_t k = 0; row.has(0); k += kUnits, row = row.next()) {
@@ -302,7 +302,7 @@ __device__ __forceinline__ void store_sums(const SoloCall& call, const Stretch& 
 
 // `output`: where the first member's is copied to.
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
-__device__ __forceinline__ bool receive_messages(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool receive_messages(CudaRank& r, const StreamCall& call,
                                                  std::uint32_t lane, const Shared& s,
                                                  const Senders<kMembers>& senders, char* output,
                                                  PlainRow<kUnits, kLines> row) {
@@ -323,7 +323,7 @@ __device__ __forceinline__ bool receive_messages(CudaRank& r, const SoloCall& ca
 }
 
 template <int kUnits, bool kLines>
-__device__ __forceinline__ void copy_rows(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void copy_rows(const StreamCall& call, const Stretch& w,
                                           PlainRow<kUnits, kLines> row) {
 #pragma unroll 1
   for (; row.any(); row = row.next()) {
@@ -335,9 +335,10 @@ __device__ __forceinline__ void copy_rows(const SoloCall& call, const Stretch& w
 
 // looked(): waits until the first warp has looked, and says whether all is as it should be.
 template <Half kHalf, int kMembers, int kUnits, bool kLines, bool kOneRow, class Looked>
-__device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, const Invocation& inv,
-                                          const Stretch& w, std::uint32_t lane, const Shared& s,
-                                          Held& held, Looked looked) {
+__device__ __forceinline__ bool move_rows(CudaRank& r, const StreamCall& call,
+                                          const Invocation& inv, const Stretch& w,
+                                          std::uint32_t lane, const Shared& s, Held& held,
+                                          Looked looked) {
   constexpr bool kSends = kHalf != Half::kReceives, kReceives = kHalf != Half::kSends;
   const PlainRow<kUnits, kLines> begin(w);
   Raw<2> sent[kMembers - 1][kUnits], own[kUnits];
@@ -386,9 +387,10 @@ __device__ constexpr int many_units() {
 
 // As move_all().
 template <Half kHalf, int kMembers, class Looked>
-__device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, const Invocation& inv,
-                                           const Stretch& w, std::uint32_t lane, const Shared& s,
-                                           Held& held, Looked looked) {
+__device__ __forceinline__ bool move_plain(CudaRank& r, const StreamCall& call,
+                                           const Invocation& inv, const Stretch& w,
+                                           std::uint32_t lane, const Shared& s, Held& held,
+                                           Looked looked) {
   if (w.places <= hands()) {
     return move_rows<kHalf, kMembers, 1, false, true>(r, call, inv, w, lane, s, held, looked);
   }
@@ -405,7 +407,7 @@ __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, co
 // The same of lines, of which a call has more: with many under way at once, for a look at
 // packets takes long.
 template <Half kHalf, int kMembers, class Looked>
-__device__ __forceinline__ bool move_plain_lines(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool move_plain_lines(CudaRank& r, const StreamCall& call,
                                                  const Invocation& inv, const Stretch& w,
                                                  std::uint32_t lane, const Shared& s, Held& held,
                                                  Looked looked) {
@@ -428,7 +430,7 @@ __device__ __forceinline__ bool move_plain_lines(CudaRank& r, const SoloCall& ca
 }
 
 template <Half kHalf, int kMembers, class Looked>
-__device__ __forceinline__ bool move_plain_any(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool move_plain_any(CudaRank& r, const StreamCall& call,
                                                const Invocation& inv, const Stretch& w,
                                                std::uint32_t lane, const Shared& s, Held& held,
                                                Looked looked) {
@@ -437,7 +439,7 @@ __device__ __forceinline__ bool move_plain_any(CudaRank& r, const SoloCall& call
 }
 
 // What is reduced, of plain calls, by the movers, when all has come.
-__device__ __forceinline__ void store_sums_held(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void store_sums_held(const StreamCall& call, const Stretch& w,
                                                 const Held& held) {
   if (call.lines) {
     store_sums<true>(call, w, held);
@@ -446,7 +448,7 @@ __device__ __forceinline__ void store_sums_held(const SoloCall& call, const Stre
   }
 }
 // And of others.
-__device__ __forceinline__ void store_held(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void store_held(const StreamCall& call, const Stretch& w,
                                            const Held& held) {
   if (!call.plain) {
     store_reduction(call, w, held);
@@ -455,5 +457,5 @@ __device__ __forceinline__ void store_held(const SoloCall& call, const Stretch& 
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

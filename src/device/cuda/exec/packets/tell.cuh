@@ -5,7 +5,7 @@
 #include "device/cuda/exec/packets/look.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // `taken`: packets that were received of each peer; `posted`: sent. No fence is in front of what is
 // stored at peers (it would take a good part of a short call's time):
@@ -17,7 +17,7 @@ namespace solo {
 //   the same.) Pokes say that packets were stored, and on their way to the host they may overtake
 //   those. So a launcher that was poked looks more than once, see CudaDaemon::run_launcher().
 // A thread's part. Returns whether the member is to be poked.
-__device__ __forceinline__ bool tell_member(const SoloCall& call, const LaneTransport& t,
+__device__ __forceinline__ bool tell_member(const StreamCall& call, const LaneTransport& t,
                                             const Member& m, std::uint32_t taken,
                                             std::uint32_t posted, const Known& known) {
   const bool takes = taken != 0 && m.part == kIncoming && m.from;
@@ -42,7 +42,7 @@ __device__ __forceinline__ bool tell_member(const SoloCall& call, const LaneTran
 
 // kSteps: as in look().
 template <std::uint32_t kSteps>
-__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ void tell_peers(CudaRank& r, const StreamCall& call,
                                            const LaneTransport& t, const Stretch& w,
                                            std::uint32_t taken, std::uint32_t posted,
                                            const Known& known, const Shared& s) {
@@ -52,5 +52,5 @@ __device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
   if (threadIdx.x == 0) r.poke_counts[t.lane] = poke;  // whether or not somebody is poked
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

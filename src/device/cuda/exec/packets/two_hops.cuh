@@ -28,18 +28,18 @@
 #include "device/cuda/exec/packets/plain.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // Units of one thread that are under way at once: of what is only copied, and of what is reduced
 // (with two no registers are left for the code of some types).
 inline constexpr int kManyUnits = 4, kGatherUnits = 1;
 
-// As kSoloPolls, for what has made two hops and is not plain. (To see lanes give up when they have
-// gathered, test with a few.)
-inline constexpr std::uint32_t kLaterPolls = kSoloPolls;
+// As kStreamCallPolls, for what has made two hops and is not plain. (To see lanes give up when they
+// have gathered, test with a few.)
+inline constexpr std::uint32_t kLaterPolls = kStreamCallPolls;
 
 // This block's stretch of member q's part.
-__device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::uint32_t q) {
+__device__ __forceinline__ PartStretch part_stretch(const StreamCall& call, std::uint32_t q) {
   const bool longer = q < call.longer_parts;
   const std::uint32_t part = q * call.part_pieces + (longer ? q : call.longer_parts);
   return lane_stretch(call, part, call.longer_lanes + (longer ? 1 : 0), blockIdx.x);
@@ -50,7 +50,7 @@ __device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::u
 struct PartWalk {
   std::uint32_t rows;  // of a part: of the longest one
   std::uint32_t message = 0, row = 0;
-  __device__ __forceinline__ bool done(const SoloCall& call) const {
+  __device__ __forceinline__ bool done(const StreamCall& call) const {
     return message >= call.num_sent;
   }
   __device__ __forceinline__ void advance() {
@@ -66,7 +66,7 @@ struct PartItem {
   std::uint32_t bytes;  // so many
   bool there;
 };
-__device__ __forceinline__ PartItem next_item(const SoloCall& call, PartWalk& walk) {
+__device__ __forceinline__ PartItem next_item(const StreamCall& call, PartWalk& walk) {
   PartItem item{};
   if (walk.done(call)) return item;
   item.q = around(call, call.first_sent + walk.message);
@@ -81,7 +81,7 @@ __device__ __forceinline__ PartItem next_item(const SoloCall& call, PartWalk& wa
 }
 
 // By value: both go over the same rows.
-__device__ __forceinline__ void load_parts(const SoloCall& call, const Invocation& inv,
+__device__ __forceinline__ void load_parts(const StreamCall& call, const Invocation& inv,
                                            PartWalk walk, Raw<2> (&x)[kManyUnits]) {
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
@@ -90,8 +90,8 @@ __device__ __forceinline__ void load_parts(const SoloCall& call, const Invocatio
     x[h] = load_user(static_cast<const char*>(inv.input) + item.from, item.bytes);
   }
 }
-__device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Shared& s, PartWalk walk,
-                                               const Raw<2> (&x)[kManyUnits]) {
+__device__ __forceinline__ PartWalk send_parts(const StreamCall& call, const Shared& s,
+                                               PartWalk walk, const Raw<2> (&x)[kManyUnits]) {
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
     const PartItem item = next_item(call, walk);
@@ -101,19 +101,19 @@ __device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Share
 }
 
 // The own part.
-__device__ __forceinline__ Stretch own_stretch(const SoloCall& call, const Invocation& inv) {
+__device__ __forceinline__ Stretch own_stretch(const StreamCall& call, const Invocation& inv) {
   const PartStretch own = part_stretch(call, call.place);
   return {static_cast<const char*>(inv.input) + own.offset,
           static_cast<char*>(inv.output) + own.offset, own.bytes, places_of(call, own.bytes)};
 }
 // From the first one on; part 0 is a longest one.
-__device__ __forceinline__ PartWalk all_parts(const SoloCall& call) {
+__device__ __forceinline__ PartWalk all_parts(const StreamCall& call) {
   const std::uint32_t places = places_of(call, part_stretch(call, 0).bytes);
   return {(places + hands() - 1) / hands()};
 }
 // looked(): as in plain.cuh. Loads the first units of the own part, too.
 template <class Looked>
-__device__ __forceinline__ void scatter_parts(const SoloCall& call, const Invocation& inv,
+__device__ __forceinline__ void scatter_parts(const StreamCall& call, const Invocation& inv,
                                               const Stretch& w, const Shared& s, PartWalk walk,
                                               Raw<2> (&own)[kGatherUnits], Looked looked) {
   Raw<2> ahead[kManyUnits] = {};
@@ -128,7 +128,7 @@ __device__ __forceinline__ void scatter_parts(const SoloCall& call, const Invoca
 }
 
 // Results of a row of the own part, to all peers.
-__device__ __forceinline__ void send_results(const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ void send_results(const StreamCall& call, const Stretch& w,
                                              const Shared& s, std::uint32_t begin,
                                              const Raw<2> (&x)[kGatherUnits]) {
 #pragma unroll
@@ -145,7 +145,7 @@ __device__ __forceinline__ void send_results(const SoloCall& call, const Stretch
 
 // As receive_reduction(), but that each result is sent, too. False: this thread lacks units, whose
 // results it has sent nobody; and nobody need go on.
-__device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool gather_part(CudaRank& r, const StreamCall& call,
                                             const Invocation& inv, const Stretch& w,
                                             std::uint32_t lane, const Shared& s,
                                             Raw<2> (&own)[kGatherUnits], Held& held) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
 
 // Of whom a result does not come for a while: it may be asleep since before it could see all that
 // we have scattered, whatever came of it meanwhile. So peers are told once more.
-__device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool collect_parts(CudaRank& r, const StreamCall& call,
                                               const Invocation& inv, std::uint32_t lane,
                                               PartWalk walk, const Shared& s) {
   std::uint32_t most = kPokePolls;
@@ -202,10 +202,10 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
 // gather_part(); all peers' contributions to a row at once. (The own data of a row are under way
 // with its packets: to have the next one's as well takes registers, of which more units do more.)
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
-__device__ __forceinline__ bool gather_rows(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool gather_rows(CudaRank& r, const StreamCall& call,
                                             const Invocation& inv, const Stretch& w,
                                             std::uint32_t lane, const Shared& s, Held& held) {
-  static_assert(kOneRow || kSoloUnits % kUnits == 0);
+  static_assert(kOneRow || kStreamCallUnits % kUnits == 0);
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const Senders<kMembers> senders = senders_of<kMembers>(call, s);
   PlainRow<kUnits, kLines> row(w);
@@ -230,7 +230,7 @@ __device__ __forceinline__ bool gather_rows(CudaRank& r, const SoloCall& call,
 }
 // And as collect_parts().
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
-__device__ __forceinline__ bool collect_rows(CudaRank& r, const SoloCall& call, const Stretch& w,
+__device__ __forceinline__ bool collect_rows(CudaRank& r, const StreamCall& call, const Stretch& w,
                                              std::uint32_t lane, const Shared& s) {
   const auto senders = senders_of<kMembers>(call, s.later_from, call.later_flag, s.later_poke);
   return receive_messages<kMembers, kUnits, kLines, kOneRow>(r, call, lane, s, senders, w.output,
@@ -239,7 +239,7 @@ __device__ __forceinline__ bool collect_rows(CudaRank& r, const SoloCall& call, 
 
 enum class LaterHop { kGathers, kCollects };
 template <LaterHop kHop, int kMembers, int kUnits, bool kLines, bool kOneRow>
-__device__ __forceinline__ bool move_later_rows(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool move_later_rows(CudaRank& r, const StreamCall& call,
                                                 const Invocation& inv, const Stretch& w,
                                                 std::uint32_t lane, const Shared& s, Held& held) {
   if constexpr (kHop == LaterHop::kGathers) {
@@ -251,9 +251,9 @@ __device__ __forceinline__ bool move_later_rows(CudaRank& r, const SoloCall& cal
 // For at most kMembers members: 2, 4 or 8. With many units under way at once, as in
 // move_plain_lines().
 template <LaterHop kHop, int kMembers>
-__device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, const Invocation& inv,
-                                           const Stretch& w, std::uint32_t lane, const Shared& s,
-                                           Held& held) {
+__device__ __forceinline__ bool move_later(CudaRank& r, const StreamCall& call,
+                                           const Invocation& inv, const Stretch& w,
+                                           std::uint32_t lane, const Shared& s, Held& held) {
   if (!call.lines) {
     return move_later_rows<kHop, kMembers, 1, false, false>(r, call, inv, w, lane, s, held);
   }
@@ -271,7 +271,7 @@ __device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, co
   }
 }
 template <LaterHop kHop>
-__device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call,
+__device__ __forceinline__ bool move_later_any(CudaRank& r, const StreamCall& call,
                                                const Invocation& inv, const Stretch& w,
                                                std::uint32_t lane, const Shared& s, Held& held) {
   return with_members(call, [&](auto members) __attribute__((always_inline)) {
@@ -279,5 +279,5 @@ __device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call
   });
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

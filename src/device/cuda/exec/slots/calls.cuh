@@ -37,12 +37,12 @@
 #include "program/hop_order.h"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // What hops wait for.
 enum Watch : std::uint32_t { kRoomToSend, kToGather, kRoomForResult, kToCollect };
 inline constexpr std::uint32_t kWatches = 4;
-static_assert(kWatches * kSoloRanks == 32);
+static_assert(kWatches * kStreamCallRanks == 32);
 
 inline constexpr unsigned kApartWarps = 2;   // that move nothing
 inline constexpr std::uint32_t kGroups = 2;  // of movers
@@ -66,26 +66,26 @@ static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
 enum Found : std::uint32_t { kNotLooked, kIsTheKeys, kIsNot };
 // Of one call.
 struct StreamedCall {
-  Range parts[kSoloRanks];  // this lane's, of each member's
+  Range parts[kStreamCallRanks];  // this lane's, of each member's
   // Of the connectors to and from members: Wire, with the count at which the call began.
-  Wire outs[kSoloRanks], ins[kSoloRanks];
-  std::uint64_t credits[kSoloRanks];  // of members: seen before, and in the end
+  Wire outs[kStreamCallRanks], ins[kStreamCallRanks];
+  std::uint64_t credits[kStreamCallRanks];  // of members: seen before, and in the end
   // Where slices of a hop lie; nullptr: in the output.
-  const unsigned char* come[kSlotSteps][kCome][kSoloRanks];
-  std::uint32_t found[kSoloRanks];  // see Found
+  const unsigned char* come[kSlotSteps][kCome][kStreamCallRanks];
+  std::uint32_t found[kStreamCallRanks];  // see Found
   // Of members that have invited: where their output has the first chunk of what they are sent, and
   // the first slice that went there (in the connector's order), with which all of its hop do.
-  unsigned char* invited[kSoloRanks];
-  std::uint32_t straight[kSoloRanks];
+  unsigned char* invited[kStreamCallRanks];
+  std::uint32_t straight[kStreamCallRanks];
   // In the end: chunks that hops have moved, and slices of members' connectors, in order.
   std::uint32_t moved[kSlotSteps];
-  std::uint32_t sent[kSoloRanks], taken[kSoloRanks];
+  std::uint32_t sent[kStreamCallRanks], taken[kStreamCallRanks];
 };
 struct StreamShared {
   SliceJob jobs[kSlotSteps * kInHand];
   // Slots of each peer's pool that are the call's, if it is one, see room_for().
-  std::uint32_t borrowed[kSoloRanks];  // how many, or kNotYet
-  std::uint16_t pool[kSoloRanks][kSlotHeaders];
+  std::uint32_t borrowed[kStreamCallRanks];  // how many, or kNotYet
+  std::uint16_t pool[kStreamCallRanks][kSlotHeaders];
   std::uint32_t stored[kSlotSteps * kInHand];
   // By group: how many slices it was given, which of the descriptions, and what they cost.
   std::uint32_t given[kGroups], turns[kGroups][kTurns];
@@ -96,7 +96,7 @@ struct StreamShared {
   // blocks move, kNoSlice while there is none; chunks that were posted; and for each peer the
   // numbers of the latest posts, by chunk. Of a call that nothing of is carried the second is 0.
   std::uint32_t carried, blocks_from, posted;
-  std::uint64_t posts[kSoloRanks][kCopyPostsOfLane];
+  std::uint64_t posts[kStreamCallRanks][kCopyPostsOfLane];
 };
 
 __device__ __forceinline__ bool has_member(std::uint32_t members, std::uint32_t q) {
@@ -128,7 +128,7 @@ struct Descriptions {
 // would pay for what it asks at each slice.
 template <bool kMayCarry>
 struct StreamOf {
-  const SoloCall& call;
+  const StreamCall& call;
   const Invocation& inv;
   const LaneTransport& transport;
   StreamShared& s;
@@ -350,5 +350,5 @@ struct StreamOf {
 using Stream = StreamOf<false>;
 using CarriedStream = StreamOf<true>;
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -12,7 +12,7 @@
 #include "device/cuda/exec/slots/calls.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // Of copies for member q: how many are done, of all lanes' posts; and this lane's latest, + 1.
 template <class S>
@@ -163,5 +163,5 @@ __device__ __forceinline__ void note_carried(const S& c, BorrowUse* uses, std::u
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

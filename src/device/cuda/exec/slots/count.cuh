@@ -4,7 +4,7 @@
 #include "device/cuda/exec/slots/calls.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
 // `behind`: what hops had moved before. `done`: as in tell_end().
@@ -55,5 +55,5 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const S& c,
   add(stats.into_outputs, straight);
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

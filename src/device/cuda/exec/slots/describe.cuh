@@ -4,7 +4,7 @@
 #include "device/cuda/exec/slots/calls.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // Whether a hop's slices are copies, one a member: else a combine, of one source or several.
 template <class S>
@@ -165,5 +165,5 @@ __device__ __forceinline__ void hand_out(const S& c, std::uint32_t hop, std::uin
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

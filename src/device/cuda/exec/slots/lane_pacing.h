@@ -9,7 +9,8 @@
 // the one whose rank comes first on their way. No lane of its rank is slower, so it does not wait
 // for one; who sends to it has moved more, so its next slice is there; and who it sends to has
 // moved no less, so all its slots are free. A lane that gives up takes the call's others along
-// (solo_reports.h); for one whose block has not begun they wait as for a peer, with patience.
+// (stream_call_reports.h); for one whose block has not begun they wait as for a peer, with
+// patience.
 //
 // What a lane has moved is in a word of its own, a hint: nobody reads anything else because of it,
 // so it is stored and loaded relaxed. The words are those of the call's slot, which is the call's

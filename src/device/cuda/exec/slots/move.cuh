@@ -4,7 +4,7 @@
 #include "device/cuda/exec/slots/calls.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 template <class S>
 __device__ __forceinline__ void move(const S& c) {
@@ -30,5 +30,5 @@ __device__ __forceinline__ void move(const S& c) {
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -5,7 +5,7 @@
 #include "device/cuda/exec/slots/carry.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 
@@ -151,9 +151,9 @@ template <class S>
 __device__ __forceinline__ void publish_stream(CudaRank& r, const S& c) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
-  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
-  const bool out = thread < kSoloRanks;
-  const bool of_peer = thread < 2 * kSoloRanks && (out ? c.sends_to(q) : c.receives_from(q));
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kStreamCallRanks;
+  const bool out = thread < kStreamCallRanks;
+  const bool of_peer = thread < 2 * kStreamCallRanks && (out ? c.sends_to(q) : c.receives_from(q));
   const std::uint32_t own_slots = c.call.shape.escape_slots;
   const std::uint32_t slices = c.order().slices();
   std::uint32_t* const poke_at = where_to_poke(r, c, q, out && (of_peer || c.receives_from(q)));
@@ -203,7 +203,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const S& c) {
     poke_peer(poke_at, ++poke);
     told = true;
   }
-  if (thread < 2 * kSoloRanks) (out ? c.of.sent : c.of.taken)[q] = done;
+  if (thread < 2 * kStreamCallRanks) (out ? c.of.sent : c.of.taken)[q] = done;
   if (thread == 0) {
     s.poke = poke;
 #pragma unroll
@@ -230,7 +230,7 @@ __device__ __forceinline__ bool all_moved(const S& c) {
 // end, so that all that is left is what later calls are to know.
 template <class S>
 __device__ __forceinline__ void tell_end(const S& c, const Member& m, bool done = false) {
-  const SoloCall& call = c.call;
+  const StreamCall& call = c.call;
   const std::uint32_t slices = c.order().slices();
   const std::uint32_t sent = done ? slices : c.of.sent[m.q],
                       taken = done ? slices : c.of.taken[m.q];
@@ -273,5 +273,5 @@ __device__ __forceinline__ void poke_in_the_end(CudaRank& r, const S& c, const M
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

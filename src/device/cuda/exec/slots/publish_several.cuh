@@ -5,21 +5,21 @@
 #include "device/cuda/exec/slots/several.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // Behind all that is published of call i: whether it is done. If so, all of it is told.
-__device__ __forceinline__ bool tell_if_done(const Stream& c, WholeStreamed& of) {
+__device__ __forceinline__ bool tell_if_done(const Stream& c, BatchStreamed& of) {
   constexpr std::uint32_t kAll = 0xffffffff;
-  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kStreamCallRanks;
   bool done = true;
 #pragma unroll
   for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
     // Acquire, by each thread: what it tells, and what ends behind it, comes after what was moved.
     done = done && (!c.has(hop) || CudaDev::load_block(of.done[hop]) == c.call.chunks_of_all());
   }
-  if (thread < kSoloRanks && c.sends_to(q)) done = done && of.sent[q] == c.order().slices();
+  if (thread < kStreamCallRanks && c.sends_to(q)) done = done && of.sent[q] == c.order().slices();
   if (__all_sync(kAll, done) == 0) return false;
-  if (thread < kSoloRanks && c.receives_from(q)) of.taken[q] = c.order().slices();
+  if (thread < kStreamCallRanks && c.receives_from(q)) of.taken[q] = c.order().slices();
   __syncwarp();
   tell_end(c, member_of(c.call, {nullptr, nullptr, 1, 1}, thread));
   __syncwarp();
@@ -31,12 +31,13 @@ template <class EndEarly>
 __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport& t,
                                                 EndEarly end_early) {
   constexpr std::uint32_t kAll = 0xffffffff;
-  WholeStreams& x = whole_streams();
+  PipelinedBatch& x = pipelined_batch();
   StreamShared& s = x.stream;
   const Stream like = stream_of(t, x.places[0]);
-  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks, calls = x.num_calls;
-  const bool out = thread < kSoloRanks;
-  const bool of_peer = thread < 2 * kSoloRanks && (out ? like.sends_to(q) : like.receives_from(q));
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kStreamCallRanks, calls = x.num_calls;
+  const bool out = thread < kStreamCallRanks;
+  const bool of_peer =
+      thread < 2 * kStreamCallRanks && (out ? like.sends_to(q) : like.receives_from(q));
   const std::uint32_t own_slots = like.call.shape.escape_slots;
   std::uint32_t* const poke_at =
       where_to_poke(r, like, q, out && (of_peer || like.receives_from(q)));
@@ -111,11 +112,11 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
   }
   if (thread == 0) s.poke = poke;
   if (thread < calls) {
-    WholeStreamed& of = x.calls[x.places[thread]];
+    BatchStreamed& of = x.calls[x.places[thread]];
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) of.moved[hop] = of.done[hop];
   }
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

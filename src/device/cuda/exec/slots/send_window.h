@@ -13,9 +13,9 @@
 //     that want to go on, if it has moved nothing since it came. A contribution that has come from
 //     one of several peers only unlocks nothing, but what has room is not held back by others'
 //     streams; so whatever is stuck is so by the protocol alone, which cannot be (connector.h).
-// Without them two GPUs hung for good, with 32 all-reduces in an order of its own on each; four,
-// where something short, whose peers were not there, sent each away behind its turn.
-// tests/unit/sending_ahead_test.cc plays this, with each rule and without.
+// Without the first, two ranks with many calls in orders of their own wait for each other for ever;
+// without the second, more than two do where something short, whose peers are not there, sends each
+// away behind its turn. tests/unit/send_window_test.cc plays this, with each rule and without.
 #pragma once
 
 #include <cstdint>

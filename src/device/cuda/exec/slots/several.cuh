@@ -24,26 +24,26 @@
 #include "device/cuda/exec/slots/calls.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
-struct WholeStreamed : StreamedCall {
+struct BatchStreamed : StreamedCall {
   std::uint32_t behind[kSlotSteps];  // as it was left
   std::uint32_t next[kSlotSteps];    // chunks that were given
   std::uint32_t done[kSlotSteps];    // and moved
   // What the first warp's threads know that have left the call for others: see steer_several().
-  std::uint32_t watched[kWatches][kSoloRanks];
-  std::uint64_t heard[kSlotSteps][kSoloRanks];
+  std::uint32_t watched[kWatches][kStreamCallRanks];
+  std::uint64_t heard[kSlotSteps][kStreamCallRanks];
   __device__ __forceinline__ bool begins() const {
     return (behind[kSends] | behind[kGathers] | behind[kCollects]) == 0;
   }
 };
-struct WholeStreams {
+struct PipelinedBatch {
   StreamShared stream;
-  WholeStreamed calls[kMostWholes];  // by their places in WholeCalls
+  BatchStreamed calls[kMostInBatch];  // by their places in BatchCalls
   std::uint32_t num_calls;
-  std::uint32_t places[kMostWholes];              // of those that go together
-  std::uint32_t given_of[kSlotSteps * kInHand];   // whose slice a description is
-  std::uint32_t to[kMostWholes][2 * kSoloRanks];  // of who publishes
+  std::uint32_t places[kMostInBatch];                    // of those that go together
+  std::uint32_t given_of[kSlotSteps * kInHand];          // whose slice a description is
+  std::uint32_t to[kMostInBatch][2 * kStreamCallRanks];  // of who publishes
   std::uint32_t events;
   std::uint32_t total[kSlotSteps];  // chunks of all that go together, see steer_several()
   bool borrows;                     // it is one call, from the beginning: as without an engine
@@ -54,25 +54,25 @@ struct WholeStreams {
   // once.
   std::uint32_t there, ready;
   std::uint32_t went_on;  // something was moved that is not forgotten; the second warp's
-  // See WholeDev::Interrupts: how the calls end that are not done, or WholeEnd::kDone.
-  WholeEnd interrupted;
+  // See BatchDev::Interrupts: how the calls end that are not done, or BatchEnd::kDone.
+  BatchEnd interrupted;
   std::uint64_t turn_ns, looked_ns;
 };
-alignas(16) __shared__ unsigned char whole_streams_bytes[sizeof(WholeStreams)];
-__device__ __forceinline__ WholeStreams& whole_streams() {
-  return *reinterpret_cast<WholeStreams*>(whole_streams_bytes);
+alignas(16) __shared__ unsigned char pipelined_batch_bytes[sizeof(PipelinedBatch)];
+__device__ __forceinline__ PipelinedBatch& pipelined_batch() {
+  return *reinterpret_cast<PipelinedBatch*>(pipelined_batch_bytes);
 }
-// In WholeCalls' order.
+// In BatchCalls' order.
 __device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_t place) {
-  WholeStreams& x = whole_streams();
-  return {whole_calls().call[place], whole_calls().inv[place], t, x.stream, x.calls[place]};
+  PipelinedBatch& x = pipelined_batch();
+  return {run_batch().call[place], run_batch().inv[place], t, x.stream, x.calls[place]};
 }
 
 // Whether hops have the same peers, and are as far apart.
-__device__ __forceinline__ bool go_together(const SoloCall& a, const SoloCall& b) {
+__device__ __forceinline__ bool go_together(const StreamCall& a, const StreamCall& b) {
   const SlotSteps &x = a.steps, &y = b.steps;
   bool same = a.places == b.places && a.place == b.place;
-  for (std::uint32_t q = 0; q < kSoloRanks; ++q) same = same && a.members[q] == b.members[q];
+  for (std::uint32_t q = 0; q < kStreamCallRanks; ++q) same = same && a.members[q] == b.members[q];
   return same && x.sends_to == y.sends_to && x.gathers_from == y.gathers_from &&
          x.results_to == y.results_to && x.collects_from == y.collects_from &&
          x.scatters == y.scatters && x.reduces == y.reduces && x.sums == y.sums &&
@@ -80,5 +80,5 @@ __device__ __forceinline__ bool go_together(const SoloCall& a, const SoloCall& b
          x.tuning == y.tuning;
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

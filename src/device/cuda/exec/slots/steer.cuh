@@ -3,15 +3,15 @@
 
 #include "device/cuda/exec/slots/carry.cuh"
 #include "device/cuda/exec/slots/describe.cuh"
-#include "device/cuda/exec/slots/lane_pace.h"
+#include "device/cuda/exec/slots/lane_pacing.h"
 #include "device/cuda/exec/slots/watch.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // Of a lane in which nothing moves. From kStillNs on it looks at what the host says: the first lane
 // each time that has passed, others much less often. (Where a GPU's blocks ask for more words of
-// the host than PCIe brings, everything on it waits, other kernels too: lab/nccl-notes.md.)
+// the host than PCIe brings, everything on it waits, other kernels too.)
 inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
 
 // Slices of a hop that are given before the stream is waited for ahead of the end: by then the call
@@ -55,7 +55,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const S& c, Interrupted inter
   const std::uint32_t thread = threadIdx.x % 32;
   const std::uint32_t chunks = c.call.chunks_of_all();
   const HopOrder order = c.order();
-  const Watched x = watched(c, thread % kSoloRanks, thread / kSoloRanks);
+  const Watched x = watched(c, thread % kStreamCallRanks, thread / kStreamCallRanks);
   // What peers have consumed is known to some extent: the first slices wait for nothing, not even
   // for a look at what comes in, unless that was found before.
   const bool knows = __all_sync(kAll, !x.of_peer || !x.comes || c.of.found[x.q] == kIsTheKeys) != 0;
@@ -202,5 +202,5 @@ __device__ __forceinline__ bool steer(CudaRank& r, const S& c, Interrupted inter
   return over;
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

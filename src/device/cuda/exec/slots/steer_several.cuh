@@ -3,17 +3,17 @@
 #pragma once
 
 #include "device/cuda/exec/slots/describe.cuh"
-#include "device/cuda/exec/slots/sending_ahead.h"
+#include "device/cuda/exec/slots/send_window.h"
 #include "device/cuda/exec/slots/several.cuh"
 #include "device/cuda/exec/slots/steer.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 // How long a lane of the engine waits for peers: about as long as it takes it to do something else;
 // and as long as they may do so where they are at it, for something came later than this lane, or
 // where they have begun a call that is worth it (Passes::is_patient()).
-inline constexpr std::uint64_t kWholePatienceNs = 20000, kLongPatienceNs = 100000;
+inline constexpr std::uint64_t kBatchPatienceNs = 20000, kLongPatienceNs = 100000;
 
 // Threads of the first warp that watch for one thing of a call: one a peer that it is watched for
 // at.
@@ -25,11 +25,11 @@ __device__ __forceinline__ std::uint32_t peers_watched(const SlotSteps& steps) {
 
 // Whether one that waits for peers, and has begun, is worth a longer wait.
 __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
-  const WholeStreams& x = whole_streams();
+  const PipelinedBatch& x = pipelined_batch();
   bool worth_it = false;
   if (threadIdx.x < x.num_calls) {
     const std::uint32_t place = x.places[threadIdx.x];
-    const WholeStreamed& of = x.calls[place];
+    const BatchStreamed& of = x.calls[place];
     const Stream c = stream_of(t, place);
     const bool has_begun = c.receives() ? (of.done[kGathers] | of.done[kCollects]) != 0
                                         : of.done[kSends] > c.call.shape.escape_slots;
@@ -43,7 +43,7 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
   return __any_sync(0xffffffff, worth_it) != 0;
 }
 
-// interrupted: see steer(), and WholeDev::Interrupts, which is also told whether this may leave for
+// interrupted: see steer(), and BatchDev::Interrupts, which is also told whether this may leave for
 // others; interrupted.others(): whether anybody else could go on. The warp watches some calls at
 // once, a set, and leaves it for the next one when it finds nothing to do there; what it then has
 // to know of a call is in shared memory. It comes back to the first as soon as it has found
@@ -52,7 +52,7 @@ template <class Interrupted>
 __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& t,
                                               Interrupted interrupted) {
   constexpr std::uint32_t kAll = 0xffffffff;
-  WholeStreams& x = whole_streams();
+  PipelinedBatch& x = pipelined_batch();
   StreamShared& s = x.stream;
   const std::uint32_t calls = x.num_calls, thread = threadIdx.x;
   const Stream like = stream_of(t, x.places[0]);  // in all that follows from who is who
@@ -75,9 +75,9 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   std::uint32_t given[kSlotSteps] = {}, done[kSlotSteps] = {}, ahead = 0;
   if (thread < kSlotSteps) x.total[thread] = 0;
   for (std::uint32_t n = 0; n < calls; ++n) {
-    const WholeStreamed& of = x.calls[x.places[n]];
+    const BatchStreamed& of = x.calls[x.places[n]];
     if (thread < kSlotSteps && like.has(thread)) {
-      x.total[thread] += whole_calls().call[x.places[n]].chunks_of_all() - of.behind[thread];
+      x.total[thread] += run_batch().call[x.places[n]].chunks_of_all() - of.behind[thread];
     }
     ahead += like.has(kSends) ? of.behind[kSends] : 0;
     ahead -= like.receives() ? of.behind[receives] : 0;
@@ -98,7 +98,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   // Sets, as bits: seen before; what comes there has been found; all of it is in movers' hands.
   std::uint32_t seen = 0, resolved = 0, finished = 0;
   // All sets are seen, and looked at again, before anything is given up.
-  constexpr std::uint32_t kApart = kRoundsApart < 2 * kMostWholes ? 2 * kMostWholes : kRoundsApart;
+  constexpr std::uint32_t kApart =
+      kRoundsApart < 2 * kMostInBatch ? 2 * kMostInBatch : kRoundsApart;
   for (std::uint32_t round = 0;; ++round) {
     const std::uint32_t bit = 1u << set;
     if (enters) {
@@ -106,7 +107,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       place = x.places[i < calls ? i : 0];
     }
     const Stream c = stream_of(t, place);
-    WholeStreamed& of = x.calls[place];
+    BatchStreamed& of = x.calls[place];
     const Wire& wire = comes ? of.ins[q] : of.outs[q];
     const HopOrder order = c.order();
     const std::uint32_t chunks = c.call.chunks_of_all();
@@ -268,10 +269,10 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     const bool may_leave = sending.may_leave(still) && !gave_some;
     still = !moved && !holds;
     if (!still) last = looked = now;
-    if (came) lively = lively || __any_sync(kAll, now - begun > kWholePatienceNs) != 0;
+    if (came) lively = lively || __any_sync(kAll, now - begun > kBatchPatienceNs) != 0;
     moved = came = gave_some = false;
     bool gives_up = false;
-    if (may_leave && __any_sync(kAll, now - looked >= kWholePatienceNs) != 0) {
+    if (may_leave && __any_sync(kAll, now - looked >= kBatchPatienceNs) != 0) {
       // Peers that are at it may have left it for a moment. To wait for them is better than to come
       // back.
       looked = now;
@@ -292,5 +293,5 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   if (thread == 0) CudaDev::store_block(s.closed, 1u);
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

@@ -5,7 +5,7 @@
 #include "device/cuda/exec/slots/calls.cuh"
 
 namespace unjam {
-namespace solo {
+namespace in_stream {
 
 inline constexpr std::uint32_t kAskApart = 4;  // of looking for an invitation
 
@@ -174,5 +174,5 @@ __device__ __forceinline__ Seen look_at_watch(const S& c, const Watched& x, cons
   return Seen::kNews;
 }
 
-}  // namespace solo
+}  // namespace in_stream
 }  // namespace unjam

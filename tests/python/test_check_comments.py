@@ -1,0 +1,51 @@
+"""``make lint`` refuses comments that name machines, laboratory notes or what happened once."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    monkeypatch.syspath_prepend(TOOLS)
+    before = set(sys.modules)
+    yield importlib.import_module("check_comments")
+    for name in ("check_comments", "common"):
+        if name not in before:
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "// Between two H200s it is faster.",
+        "int x;  // see lab/notes.md",
+        "// by a probe that is not in the tree",
+        "// (four GPUs hung)",
+        "// 7.7 us instead of 8.2",
+    ],
+)
+def test_comments_that_are_refused(module, comment):
+    (fault,) = module.faults("base/x.h", f"int y;\n{comment}\n")
+    assert fault.startswith("src/base/x.h:2: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "// A rank that spins takes the time of its peer.",
+        'const char* url = "http://lab/H200";',
+        'if (name == "H200") {}',
+        "// GPUs of compute capability 9.0",
+    ],
+)
+def test_lines_that_are_not(module, line):
+    assert module.faults("base/x.h", line) == []
+
+
+def test_this_repository_has_none(module):
+    assert module.check(TOOLS.parent) == []
