@@ -28,6 +28,37 @@ const char* to_string(KeyPlace place) {
   return "";
 }
 
+void put_lane(JsonWriter& w, std::uint32_t l, LaneStats& s) {
+  w.begin_object().field("lane", l);
+  w.field("preemptions", load_relaxed(s.preemptions));
+  w.field("quantum_switches", load_relaxed(s.quantum_switches));
+  w.field("context_loads", load_relaxed(s.context_loads));
+  w.field("context_saves", load_relaxed(s.context_saves));
+  w.field("spins", load_relaxed(s.spins));
+  w.field("slices", load_relaxed(s.slices));
+  w.field("bytes_sent", load_relaxed(s.bytes_sent));
+  w.field("borrowed", load_relaxed(s.borrowed));
+  w.field("into_outputs", load_relaxed(s.into_outputs));
+  w.field("whole_calls", load_relaxed(s.batched));
+  w.field("starts", load_relaxed(s.starts));
+  w.field("quits", load_relaxed(s.quits));
+  w.field("idle_quits", load_relaxed(s.idle_quits));
+  w.field("stuck_quits", load_relaxed(s.stuck_quits));
+  w.field("residency_quits", load_relaxed(s.residency_quits));
+  w.field("passes", load_relaxed(s.passes));
+  w.field("queue_peak", load_relaxed(s.queue_peak));
+  w.field("no_connector", load_relaxed(s.no_connector));
+  w.field("orderings", load_relaxed(s.orderings));
+  w.key("steps").begin_object();
+  for (std::size_t i = 0; i < kSteps; ++i) {
+    w.key(kStepNames[i]).begin_object();
+    w.field("count", load_relaxed(s.steps[i].count)).field("ns", load_relaxed(s.steps[i].ns));
+    w.end_object();
+  }
+  w.end_object();
+  w.end_object();
+}
+
 }  // namespace
 
 // Connectors by what their keys do, and bytes of keys.
@@ -96,25 +127,7 @@ std::vector<int> Context::undelivered_to(const Key& key) const {
   return peers;
 }
 
-std::string Context::info_json() const {
-  const std::unique_lock fresh = refreshed();
-  const std::string kernel = cuda() ? streams_->footprint() : "";  // asks the device
-  const std::uint64_t windows_left = world_->windows_left(rank_);  // a world's lock comes first
-  std::lock_guard lock(mutex_);
-  const ArenaShape& shape = world_->shape();
-  JsonWriter w;
-  w.begin_object();
-  w.field("version", UNJAM_VERSION).field("device", cuda() ? "cuda" : "host");
-  w.field("rank", rank_);
-  w.field("ranks", world_->ranks());
-  w.field("ranks_a_core", world_->ranks_a_core());
-  if (!world_->hosts().empty()) {  // as which hosts ranks count, by rank
-    w.key("hosts").begin_array();
-    for (const int host : world_->host_of()) {
-      w.value(world_->hosts()[static_cast<std::size_t>(host)]);
-    }
-    w.end_array();
-  }
+void Context::put_settings(JsonWriter& w) const {
   w.key("settings").begin_object();
   for (const Variable& v : variables()) {
     const std::int64_t value = settings_.*v.field;
@@ -125,18 +138,10 @@ std::string Context::info_json() const {
     }
   }
   w.end_object();
+}
 
-  if (cuda()) w.key("kernel").json(kernel);
-
-  const Held held = what_is_held();
-  const auto groups_held = static_cast<std::uint64_t>(
-      std::count_if(groups_.begin(), groups_.end(), [](const auto& group) {
-        return group->parent == nullptr && (!group->destroyed || group->in_use != 0);
-      }));
-  const auto channels_held = static_cast<std::uint64_t>(
-      std::count_if(groups_.begin(), groups_.end(), [](const auto& group) {
-        return group->parent != nullptr && (!group->destroyed || group->in_use != 0);
-      }));
+void Context::put_memory(JsonWriter& w, const Held& held) const {
+  const ArenaShape& shape = world_->shape();
   const std::uint64_t endpoint = sizeof(OutEndpoint) + sizeof(InEndpoint);
   w.key("memory").begin_object();
   w.field("connector_bytes", shape.connector_bytes());
@@ -162,7 +167,9 @@ std::string Context::info_json() const {
   w.field("keys_bytes", held.key_bytes);
   w.field("key_records_bytes", held.record_bytes);
   w.end_object();
+}
 
+void Context::put_heap(JsonWriter& w) const {
   const Heap::Usage heap = heap_->usage();
   w.key("heap").begin_object();
   w.field("bytes", heap.bytes);
@@ -170,7 +177,9 @@ std::string Context::info_json() const {
   w.field("largest_free", heap.largest_free);
   w.field("allocations", heap.allocations);
   w.end_object();
+}
 
+void Context::put_windows(JsonWriter& w, std::uint64_t windows_left) const {
   const Windows::Usage windows = windows_.usage();
   const WindowMaps::Usage mapped = world_->windows_mapped(rank_);
   w.key("windows").begin_object();
@@ -185,7 +194,17 @@ std::string Context::info_json() const {
   w.field("peers_unreachable", mapped.unreachable);
   w.field("peers_unreachable_because", mapped.why);
   w.end_object();
+}
 
+void Context::put_held(JsonWriter& w) const {
+  const auto groups_held = static_cast<std::uint64_t>(
+      std::count_if(groups_.begin(), groups_.end(), [](const auto& group) {
+        return group->parent == nullptr && (!group->destroyed || group->in_use != 0);
+      }));
+  const auto channels_held = static_cast<std::uint64_t>(
+      std::count_if(groups_.begin(), groups_.end(), [](const auto& group) {
+        return group->parent != nullptr && (!group->destroyed || group->in_use != 0);
+      }));
   w.key("held").begin_object();
   w.field("keys_busy", keys_at(KeyPlace::kBusy));
   w.field("keys_lingering", keys_at(KeyPlace::kLingering));
@@ -199,7 +218,10 @@ std::string Context::info_json() const {
   w.field("channels", channels_held);
   w.field("group_handles", groups_.size());
   w.end_object();
+}
 
+void Context::put_peers(JsonWriter& w, const Held& held) const {
+  const ArenaShape& shape = world_->shape();
   w.key("peers").begin_array();
   for (std::uint32_t p = 0; memory_ != nullptr && p < shape.ranks; ++p) {
     if (static_cast<int>(p) == rank_) continue;
@@ -230,71 +252,72 @@ std::string Context::info_json() const {
     w.end_object();
   }
   w.end_array();
+}
 
-  w.key("lanes").begin_array();
-  for (std::uint32_t l = 0; memory_ != nullptr && l < shape.lanes; ++l) {
-    LaneStats& s = memory_->lane(l).stats;
-    w.begin_object().field("lane", l);
-    w.field("preemptions", load_relaxed(s.preemptions));
-    w.field("quantum_switches", load_relaxed(s.quantum_switches));
-    w.field("context_loads", load_relaxed(s.context_loads));
-    w.field("context_saves", load_relaxed(s.context_saves));
-    w.field("spins", load_relaxed(s.spins));
-    w.field("slices", load_relaxed(s.slices));
-    w.field("bytes_sent", load_relaxed(s.bytes_sent));
-    w.field("borrowed", load_relaxed(s.borrowed));
-    w.field("into_outputs", load_relaxed(s.into_outputs));
-    w.field("whole_calls", load_relaxed(s.wholes));
-    w.field("starts", load_relaxed(s.starts));
-    w.field("quits", load_relaxed(s.quits));
-    w.field("idle_quits", load_relaxed(s.idle_quits));
-    w.field("stuck_quits", load_relaxed(s.stuck_quits));
-    w.field("residency_quits", load_relaxed(s.residency_quits));
-    w.field("passes", load_relaxed(s.passes));
-    w.field("queue_peak", load_relaxed(s.queue_peak));
-    w.field("no_connector", load_relaxed(s.no_connector));
-    w.field("orderings", load_relaxed(s.orderings));
-    w.key("steps").begin_object();
-    for (std::size_t i = 0; i < kSteps; ++i) {
-      w.key(kStepNames[i]).begin_object();
-      w.field("count", load_relaxed(s.steps[i].count)).field("ns", load_relaxed(s.steps[i].ns));
-      w.end_object();
+void Context::put_key(JsonWriter& w, Key& key) const {
+  const unjamGroup& group = *key.group;
+  std::uint64_t preemptions = 0, spins = 0, slices = 0, time_ns = 0;
+  for (LaneKey& lane : key.lanes) {
+    preemptions += load_relaxed(lane.preemptions);
+    spins += load_relaxed(lane.spins);
+    slices += load_relaxed(lane.slices);
+    time_ns += load_relaxed(lane.time_ns);
+  }
+  w.begin_object().field("group", group.name).field("key", key.name);
+  if (group.parent != nullptr) {
+    w.field("source", group.source).field("destination", group.destination);
+  }
+  w.field("group_size", static_cast<std::uint64_t>(group.members.size()))
+      .field("submitted", key.submitted)
+      .field("completed", key.completed)
+      .field("preemptions", preemptions)
+      .field("spins", spins)
+      .field("slices", slices)
+      .field("time_ms", static_cast<double>(time_ns) / 1e6)
+      .field("state", to_string(key.place));
+  w.key("undelivered_to").begin_array();
+  for (const int peer : undelivered_to(key)) w.value(peer);
+  w.end_array();
+  w.field("algorithm", key.plan == nullptr ? "" : to_string(key.plan->algorithm));
+  w.field("protocol", key.plan == nullptr ? "" : to_string(key.plan->protocol));
+  w.field("failed", key.failed.message);
+  w.end_object();
+}
+
+std::string Context::info_json() const {
+  const std::unique_lock fresh = refreshed();
+  const std::string kernel = cuda() ? streams_->footprint() : "";  // asks the device
+  const std::uint64_t windows_left = world_->windows_left(rank_);  // a world's lock comes first
+  std::lock_guard lock(mutex_);
+  JsonWriter w;
+  w.begin_object();
+  w.field("version", UNJAM_VERSION).field("device", cuda() ? "cuda" : "host");
+  w.field("rank", rank_);
+  w.field("ranks", world_->ranks());
+  w.field("ranks_a_core", world_->ranks_a_core());
+  if (!world_->hosts().empty()) {  // as which hosts ranks count, by rank
+    w.key("hosts").begin_array();
+    for (const int host : world_->host_of()) {
+      w.value(world_->hosts()[static_cast<std::size_t>(host)]);
     }
-    w.end_object();
-    w.end_object();
+    w.end_array();
+  }
+  put_settings(w);
+  if (cuda()) w.key("kernel").json(kernel);
+  const Held held = what_is_held();
+  put_memory(w, held);
+  put_heap(w);
+  put_windows(w, windows_left);
+  put_held(w);
+  put_peers(w, held);
+  w.key("lanes").begin_array();
+  for (std::uint32_t l = 0; memory_ != nullptr && l < world_->shape().lanes; ++l) {
+    put_lane(w, l, memory_->lane(l).stats);
   }
   w.end_array();
-
   w.key("keys").begin_array();
   for (const auto& group : groups_) {
-    for (const auto& [name, key] : group->keys) {
-      std::uint64_t preemptions = 0, spins = 0, slices = 0, time_ns = 0;
-      for (LaneKey& lane : key->lanes) {
-        preemptions += load_relaxed(lane.preemptions);
-        spins += load_relaxed(lane.spins);
-        slices += load_relaxed(lane.slices);
-        time_ns += load_relaxed(lane.time_ns);
-      }
-      w.begin_object().field("group", group->name).field("key", name);
-      if (group->parent != nullptr) {
-        w.field("source", group->source).field("destination", group->destination);
-      }
-      w.field("group_size", static_cast<std::uint64_t>(group->members.size()))
-          .field("submitted", key->submitted)
-          .field("completed", key->completed)
-          .field("preemptions", preemptions)
-          .field("spins", spins)
-          .field("slices", slices)
-          .field("time_ms", static_cast<double>(time_ns) / 1e6)
-          .field("state", to_string(key->place));
-      w.key("undelivered_to").begin_array();
-      for (const int peer : undelivered_to(*key)) w.value(peer);
-      w.end_array();
-      w.field("algorithm", key->plan == nullptr ? "" : to_string(key->plan->algorithm));
-      w.field("protocol", key->plan == nullptr ? "" : to_string(key->plan->protocol));
-      w.field("failed", key->failed.message);
-      w.end_object();
-    }
+    for (const auto& [name, key] : group->keys) put_key(w, *key);
   }
   w.end_array().end_object();
   return w.text();

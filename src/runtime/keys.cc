@@ -67,6 +67,29 @@ std::uint64_t Key::bytes() const {
          (plan == nullptr ? 0 : sizeof(Plan) + plan->primitives.capacity() * sizeof(Primitive));
 }
 
+// CUDA: the place on the device that the key's state has. May take completions.
+bool Context::take_device_key(Key& key, Result& result) {
+  KeyState* state = streams_->take_key(key.engine_lanes);
+  if (state == nullptr) {
+    take_completions();  // of the command, perhaps, that lets go of keys
+    state = streams_->take_key(key.engine_lanes);
+  }
+  if (state == nullptr) {
+    const bool soon = dropping_ != nullptr || keys_at(KeyPlace::kDoomed) != 0;
+    result = {UNJAM_ERROR_RESOURCES,
+              "there is device memory for " + std::to_string(device_keys(settings_)) +
+                  " keys of this rank, and " +
+                  (soon ? "the engine has yet to let go of some that are out of use: call again "
+                          "soon, or raise UNJAM_IDLE_KEYS"
+                        : "all are in use: use fewer names, or raise UNJAM_IDLE_KEYS"),
+              /*transient=*/soon};
+    return false;
+  }
+  key.keeper = streams_;
+  key.engine_state = state;
+  return true;
+}
+
 Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& result) {
   const std::string text = name == nullptr ? "" : name;
   const auto found = group.keys.find(text);
@@ -79,24 +102,7 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
   auto key = std::make_unique<Key>();
   if (cuda()) {
     // In front of all lookups below, for taking completions tidies up, too.
-    KeyState* state = streams_->take_key(key->engine_lanes);
-    if (state == nullptr) {
-      take_completions();  // of the command, perhaps, that lets go of keys
-      state = streams_->take_key(key->engine_lanes);
-    }
-    if (state == nullptr) {
-      const bool soon = dropping_ != nullptr || keys_at(KeyPlace::kDoomed) != 0;
-      result = {UNJAM_ERROR_RESOURCES,
-                "there is device memory for " + std::to_string(device_keys(settings_)) +
-                    " keys of this rank, and " +
-                    (soon ? "the engine has yet to let go of some that are out of use: call again "
-                            "soon, or raise UNJAM_IDLE_KEYS"
-                          : "all are in use: use fewer names, or raise UNJAM_IDLE_KEYS"),
-                /*transient=*/soon};
-      return nullptr;
-    }
-    key->keeper = streams_;
-    key->engine_state = state;
+    if (!take_device_key(*key, result)) return nullptr;
   }
   const std::uint64_t tag = key_tag(group, text);
   key->name = text;

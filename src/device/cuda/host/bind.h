@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/types.h"
-#include "device/cuda/dev/solo_call.h"
+#include "device/cuda/dev/stream_call.h"
 #include "engine/invocation.h"
 #include "plan/lower.h"
 
@@ -16,13 +16,13 @@ namespace unjam {
 inline bool is_plain(const Lowered& lowered, const Invocation& inv) {
   const auto bits =
       reinterpret_cast<std::uintptr_t>(inv.input) | reinterpret_cast<std::uintptr_t>(inv.output);
-  return lowered.is_even && bits % kSoloUnitBytes == 0 &&
+  return lowered.is_even && bits % kStreamCallUnitBytes == 0 &&
          (!lowered.schedule.reduces || is_common_sum(inv.geometry.dtype, inv.op));
 }
 
 // `lowered` must be. Leaves `call.lanes` to who knows whether the call may go without the engine.
-inline void bind(const Lowered& lowered, const Invocation& inv, SoloCall& call) {
-  call = SoloCall{};  // of the call before
+inline void bind(const Lowered& lowered, const Invocation& inv, StreamCall& call) {
+  call = StreamCall{};  // of the call before
   static_cast<Schedule&>(call) = lowered.schedule;
   if (call.by_slots) {
     // In place there is nothing to copy.
@@ -39,10 +39,10 @@ inline void bind(const Lowered& lowered, const Invocation& inv, SoloCall& call) 
 
 // Invocation::whole, of a call that has lanes. (Reductions of rare types want more memory of a
 // thread than kernels have, see tools/ptxas_report.py.)
-inline std::uint8_t whole_of(const Lowered& lowered, const SoloCall& call) {
+inline std::uint8_t batch_of(const Lowered& lowered, const StreamCall& call) {
   if (call.lanes == 0) return 0;
-  if (call.two_hops) return call.plain ? kWholeTwoHops : std::uint8_t{0};
-  if (call.by_slots) return lowered.for_crowds ? kWholeCrowd : kWholeStream;
+  if (call.two_hops) return call.plain ? kBatchTwoHops : std::uint8_t{0};
+  if (call.by_slots) return lowered.if_contended ? kPipelinedIfContended : kPipelined;
   const bool common = call.plain || !call.reduces;
   return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
 }

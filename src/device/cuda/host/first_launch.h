@@ -3,11 +3,11 @@
 // CUDA gives a stream one of the process's hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) at its
 // first launch, for good. Where two threads launch into fresh streams at the same moment, both
 // streams may get the same queue, however many are free: from then on the second kernel of one
-// stands in front of the first of the other. (Seen with driver 580 on an H200, within seconds:
-// `cuda_queues --circle`, tests/gpu; never once first launches exclude each other, `--lock first`.)
+// stands in front of the first of the other: tests/gpu/cuda_queues shows it (`--circle`), and that
+// it never happens where first launches exclude each other (`--lock first`).
 // A call that waits for its peers must not stand there. So unjam's first launches exclude each
 // other, in the whole process, as its ranks may share a GPU. (The application's own first launches
-// are not seen: docs/api.md, "Streams".)
+// are not seen: docs/guide/streams.md.)
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -40,7 +40,7 @@ class Nvml {
     NvmlGpu* d = nullptr;
     return by_index_(index, &d) == kNvmlSuccess ? d : nullptr;
   }
-  // As nvidia-smi prints it: "NVIDIA H200".
+  // As nvidia-smi prints it.
   std::string name(NvmlGpu* gpu) const {
     char text[96] = {};
     return name_(gpu, text, sizeof(text)) == kNvmlSuccess ? text : "";

@@ -11,14 +11,14 @@
 //   another order; then the next does not hold.)
 //   The later one has all the lanes that the other has. So who has what all of its lanes bring (a
 //   peer, for which an all-reduce is a barrier, too) is behind all of the other.
-//   No kernel is between them, nor of anybody's in another stream: succession.cuh, by the kernels
-//   themselves, for a kernel between them could let us begin early, too. (Anything else in a
-//   stream, copies, graphs, events, host functions, CUDA ends before it begins a kernel behind it,
-//   and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.)
+//   No kernel is between them, nor of anybody's in another stream: launch_sequence.cuh, by the
+//   kernels themselves, for a kernel between them could let us begin early, too. (Anything else in
+//   a stream, copies, graphs, events, host functions, CUDA ends before it begins a kernel behind
+//   it, and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.)
 //
 //   The one in front waits for nobody, will end, and has had its turn: it lets the next call's
-//   blocks come only then (solo_reports.h; end(), in run_solo_stream()). So what was in front of it
-//   has ended as we begin, and at most two calls overlap.
+//   blocks come only then (stream_call_reports.h; end(), in run_by_slots()). So what was in front
+//   of it has ended as we begin, and at most two calls overlap.
 //
 // (Addresses are compared, so memory that is mapped twice, by cuMemMap say, is taken for two.)
 // A close call ends behind the one in front: it waits for its stream before it lets others come.
@@ -29,16 +29,16 @@
 #include <iterator>
 
 #include "base/types.h"
-#include "device/cuda/dev/solo_call.h"
+#include "device/cuda/dev/stream_call.h"
 #include "engine/invocation.h"
 
 namespace unjam {
 
 class CallInFront {
  public:
-  // Of a rank's next call in a stream: what its SoloCall::follows is to be. `stream`: its number,
+  // Of a rank's next call in a stream: what its StreamCall::follows is to be. `stream`: its number,
   // unlike any other's; 0: it may overlap with none.
-  std::uint32_t next(const Invocation& inv, const SoloCall& call, std::uint64_t stream) {
+  std::uint32_t next(const Invocation& inv, const StreamCall& call, std::uint64_t stream) {
     const Seen seen = look(inv, call, stream);
     const bool follows = stream != 0 && stream == last_.stream && call.by_slots && last_.by_slots &&
                          seen.geometry.lanes >= last_.geometry.lanes &&
@@ -63,7 +63,7 @@ class CallInFront {
     std::uint16_t parts[kMostPlaces] = {};
   };
 
-  static Seen look(const Invocation& inv, const SoloCall& call, std::uint64_t stream) {
+  static Seen look(const Invocation& inv, const StreamCall& call, std::uint64_t stream) {
     const Geometry& g = inv.geometry;
     const std::uint64_t block = g.count * dtype_bytes(g.dtype);
     const std::uint64_t all = g.blocked() ? block * inv.group_size : block;

@@ -120,33 +120,33 @@ class RankMemory {
   }
 
   // Fills in where everything is, of a call that was bound and whose key has begun.
-  void address(const Invocation& inv, SoloCall& solo) const {
-    solo.lines = inv.protocol == Protocol::kLine;
-    solo.lanes = inv.geometry.lanes;
-    solo.first_lane = inv.geometry.first_lane;
+  void address(const Invocation& inv, StreamCall& call) const {
+    call.lines = inv.protocol == Protocol::kLine;
+    call.lanes = inv.geometry.lanes;
+    call.first_lane = inv.geometry.first_lane;
     // Chunk 0 is a lane's only one.
-    solo.flag = packet_flag(inv.seed, 0, 0);
-    solo.later_flag = packet_flag(inv.seed, 0, 1);
-    solo.rank = o_.rank;
-    for (std::uint32_t p = 0; p < solo.places; ++p) solo.members[p] = inv.members[solo.ranks[p]];
-    solo.scale = 1.0 / inv.group_size;
-    solo.shape = o_.shape;
-    if (o_.bases.size() <= kSoloRanks) {
-      std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
+    call.flag = packet_flag(inv.seed, 0, 0);
+    call.later_flag = packet_flag(inv.seed, 0, 1);
+    call.rank = o_.rank;
+    for (std::uint32_t p = 0; p < call.places; ++p) call.members[p] = inv.members[call.ranks[p]];
+    call.scale = 1.0 / inv.group_size;
+    call.shape = o_.shape;
+    if (o_.bases.size() <= kStreamCallRanks) {
+      std::copy(o_.bases.begin(), o_.bases.end(), call.bases);
     } else {
-      solo.all_bases = bases_;
+      call.all_bases = bases_;
     }
-    solo.windows = o_.windows;
-    solo.rooms = o_.rooms;
-    solo.noted_windows = noted_windows_;
-    solo.attention = &pinned_.link->attention;
-    solo.reports = reports_ + inv.slot;
-    solo.stored = stored_ + inv.slot;
-    solo.mailboxes = mailboxes_;
+    call.windows = o_.windows;
+    call.rooms = o_.rooms;
+    call.noted_windows = noted_windows_;
+    call.attention = &pinned_.link->attention;
+    call.reports = reports_ + inv.slot;
+    call.stored = stored_ + inv.slot;
+    call.mailboxes = mailboxes_;
     const std::size_t key = place_of(inv.key);
-    solo.tag = held_keys_[key].tag;
-    solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
-    solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
+    call.tag = held_keys_[key].tag;
+    call.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
+    call.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
   }
 
  private:
@@ -174,7 +174,7 @@ class RankMemory {
     rank.inbox = at.take<std::uint64_t>(o_.slots);
     rank.marks = at.take<std::uint64_t>(o_.slots);
     rank.completed = at.take<std::uint64_t>(o_.slots);
-    rank.calls = at.take<SoloCall>(o_.slots);
+    rank.calls = at.take<StreamCall>(o_.slots);
     rank.handed = at.take<HandOver>(std::size_t{o_.slots} * shape.lanes);
     rank.paces = at.take<std::uint64_t>(std::size_t{o_.slots} * shape.lanes);
     rank.copies.done = at.take<std::uint64_t>(shape.ranks);
@@ -233,7 +233,7 @@ class RankMemory {
   CudaRank* rank_ = nullptr;
   LaneState* lanes_ = nullptr;
   Mailbox* mailboxes_ = nullptr;
-  std::uint64_t *reports_ = nullptr, *stored_ = nullptr;  // [slots], see SoloCall
+  std::uint64_t *reports_ = nullptr, *stored_ = nullptr;  // [slots], see StreamCall
   unsigned char** bases_ = nullptr;
   WindowEntry* noted_windows_ = nullptr;
   CudaKeys keys_;
