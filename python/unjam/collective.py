@@ -11,6 +11,7 @@ from . import _arguments, _completion
 from ._devices import call_options, call_stream, check_place
 from ._errors import InvalidUsage
 from ._lib import check, library
+from ._names import encode
 from ._types import DType, Kind, Op
 from .request import Request
 
@@ -36,8 +37,6 @@ class Collective:
         algorithm: bytes | None,
     ) -> None:
         """Made by ``Group.register…``, not by users."""
-        from .group import encode
-
         self._group = group
         self._kind = kind
         self._key = key

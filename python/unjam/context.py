@@ -16,12 +16,13 @@ from . import _limits as limits
 from ._config import make_config
 from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
+from ._explanation import explanation_lines
+from ._interrupt import SLICE_S, interruptible
 from ._lib import check, last_error, library, read_json
 from ._log import logger
 from .group import Group
 from .memory import Memory
 from .registration import Registration
-from .request import SLICE_S
 from .request import forked as forked_requests
 from .stats import Stats
 from .trace import TraceEvent, read_trace
@@ -597,49 +598,6 @@ class Contexts(list[Context]):
             context.close()
 
 
-def interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
-    """Runs `work`, which blocks in C; in the main thread so that signals get through.
-
-    After a KeyboardInterrupt, or what another handler raises, the work goes on in its own thread,
-    and is undone if it succeeds.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        work()
-        return
-    lock = threading.Lock()
-    state = {"finished": False, "abandoned": False}
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-        with lock:
-            state["finished"] = True
-            abandoned = state["abandoned"]
-        if abandoned and not errors:
-            undo()
-        done.set()
-
-    thread = threading.Thread(target=body, name="unjam-init", daemon=True)
-    thread.start()
-    try:
-        # In slices: a signal may be another thread's, which does not wake this one.
-        while not done.wait(0.05):
-            pass
-    except BaseException:
-        with lock:
-            state["abandoned"] = True
-            finished = state["finished"]
-        if finished and not errors:
-            undo()
-        raise
-    if errors:
-        raise errors[0]
-
-
 def open_contexts() -> list[Context]:
     """Those of this process, in the order of their making."""
     with _open_lock:
@@ -664,56 +622,12 @@ def explain() -> str:
         with suppress(UnjamError):
             told[context._job] = [
                 f"job of {context.size} ranks",
-                *_explanation_lines(context.explain()),
+                *explanation_lines(context.explain()),
             ]
     for jobs in _explained_too:
         for size, explanation in jobs():
-            told[object()] = [f"job of {size} ranks", *_explanation_lines(explanation)]
+            told[object()] = [f"job of {size} ranks", *explanation_lines(explanation)]
     return "\n".join(line for lines in told.values() for line in lines)
-
-
-def _ranks_text(call: dict[str, Any], name: str) -> str:
-    text = ", ".join(map(str, call[name])) or "none"
-    more = call.get(f"{name}_more")
-    return f"{text}, … ({more} more)" if more else text
-
-
-def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
-    for rank in explanation["ranks"]:
-        yield f"rank {rank['rank']}: {len(rank['pending'])} pending"
-        for call in rank["pending"]:
-            missing = _ranks_text(call, "not_called_by")
-            calling = _ranks_text(call, "called_by")
-            instead = f"; {call['instead']}" if call["instead"] else ""
-            several = len(call["engines"]) > 1
-            engines = ""
-            for engine in call["engines"]:
-                lane = f" of lane {engine['lane']}" if several else ""
-                engines += f"; engine{lane} waits for {_engine_text(engine)}"
-            yield (
-                f"  {call['what']}, key {call['key']!r} of group {call['group']!r}, use "
-                f"{call['n'] + 1}, since {call['age_ms'] / 1e3:.3f} s; called by: {calling}; "
-                f"not called by: {missing}{instead}{engines}"
-            )
-    if "ranks_more" in explanation:
-        yield f"… ({explanation['ranks_more']} more ranks)"
-    for absent in explanation["absent"]:
-        yield f"rank {absent['rank']}: {absent['why']}"
-    if "absent_more" in explanation:
-        yield f"… ({explanation['absent_more']} more that are absent)"
-    for cycle in explanation["cycles"]:
-        yield f"DEADLOCK: {cycle['text']}"
-
-
-def _engine_text(engine: dict[str, Any]) -> str:
-    what = engine["waits_for"]
-    if what == "turn":
-        return f"its turn: use {engine['n'] + 1} of the key is not complete"
-    if what not in ("data", "room"):
-        return "its start" if what == "start" else str(what)
-    who = "others" if engine["rank"] is None else f"rank {engine['rank']}"
-    way = "from" if what == "data" else "towards"
-    return f"{what} {way} {who} since {engine['since_ms'] / 1e3:.3f} s"
 
 
 def _forked() -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from . import _arguments, _completion
 from ._arguments import Arguments
 from ._devices import call_options, call_stream, check_place
-from ._errors import InvalidArgument, InvalidType, InvalidUsage
+from ._errors import InvalidUsage
 from ._kinds import facts_of
 from ._lib import check, library
+from ._names import algorithm_name, encode
 from ._types import Kind, dtype_of, kind_of, op_of
 from .collective import Collective
 from .request import Request
@@ -657,37 +658,3 @@ class Group:
 
 
 _LABELS = {kind: kind.label for kind in Kind}
-
-
-def encode(text: str, what: str) -> bytes:
-    """`text` for the C API, which ends strings at a NUL.
-
-    Raises:
-        InvalidArgument: it contains a NUL, or what UTF-8 cannot say.
-    """
-    if not isinstance(text, str):
-        raise InvalidType(f"{what} must be a str, not {type(text).__name__} {text!r}")
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"{what} {text!r} has no UTF-8 form (lone surrogates): use other characters"
-        ) from None
-    if b"\0" in encoded:
-        raise InvalidArgument(
-            f"{what} {text!r} contains a NUL character, which ends a string in C: leave it out"
-        )
-    return encoded
-
-
-def algorithm_name(algorithm: str | None) -> bytes | None:
-    """`algorithm` for the C API, which knows the names.
-
-    Raises:
-        InvalidType: not a name.
-    """
-    if algorithm is None:
-        return None
-    if not isinstance(algorithm, str):
-        raise InvalidType(f"algorithm must be a name, not {type(algorithm).__name__} {algorithm!r}")
-    return encode(algorithm, "algorithm")

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 from . import _abi, _arguments, _completion
 from ._devices import stream_of
 from ._errors import Aborted, InvalidArgument, InvalidUsage, Timeout, UnjamError, make_error
+from ._interrupt import SLICE_S
 from ._lib import check, last_error, library
 
 if TYPE_CHECKING:
     from .context import Context
-
-# Longest time in one C call: Ctrl-C is noticed, and a closing context let go, after at most this.
-SLICE_S = 0.05
 
 # Guards every request's list of callbacks. Re-entrant: the garbage collector may run a user's
 # finaliser at any place of the thread that holds it.

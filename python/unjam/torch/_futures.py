@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..request import SLICE_S
+from .._interrupt import SLICE_S
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from .. import _ending
 from .. import _torch_settings as _settings
-from ..context import interruptible
+from .._interrupt import interruptible
 from ._extension import extension
 from ._store import wait_for
 
