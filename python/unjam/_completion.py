@@ -12,19 +12,24 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from . import _abi
 
-if TYPE_CHECKING:
-    from .context import Context
-    from .request import Request
+
+class Completed(Protocol):
+    """What the library is to tell of a completion: a request, or its remains."""
+
+    @property
+    def context(self) -> object: ...
+
+    def _finish(self, code: int, destroyed: bool = False) -> None: ...
 
 
 class Remains:
     """What is left of a pending request that the user has dropped: its buffers."""
 
-    def __init__(self, context: Context, keep: tuple[Any, ...]) -> None:
+    def __init__(self, context: object, keep: tuple[Any, ...]) -> None:
         """Keeps `keep` alive while it is in the table."""
         self.context = context
         self._keep = keep
@@ -33,12 +38,12 @@ class Remains:
         """The library has let go of the buffers, and so does this, by leaving the table."""
 
 
-_pending: dict[int, Request | Remains] = {}
+_pending: dict[int, Completed] = {}
 _numbers = itertools.count(1)
 _thread = threading.local()
 
 
-def register(request: Request | Remains) -> int:
+def register(request: Completed) -> int:
     """Keeps `request` until the library calls or it is forgotten; gives the number for the call."""
     number = next(_numbers)
     _pending[number] = request

@@ -11,12 +11,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _arguments, _completion
+from ._context_handle import ContextHandle
 from ._devices import stream_of
 from ._errors import Aborted, InvalidArgument, InvalidUsage, Timeout, UnjamError, make_error
 from ._interrupt import SLICE_S
 from ._lib import check, last_error, library
 
 if TYPE_CHECKING:
+    # What a user reads of a request's context is all of it; see test_imports.py.
     from .context import Context
 
 # Guards every request's list of callbacks. Re-entrant: the garbage collector may run a user's
@@ -56,7 +58,7 @@ class Request:
 
     def __init__(
         self,
-        context: Context,
+        context: ContextHandle,
         what: tuple[str, str, str],
         output: Any,
         keep: tuple[Any, ...],
@@ -65,7 +67,7 @@ class Request:
         in_stream: bool = False,
     ) -> None:
         """Made by groups and collectives, not by users; `stream` None: on the host device."""
-        self.context = context
+        self.context: Context = context  # type: ignore[assignment]  # there is no other handle
         self._what = what
         self._output = output
         self._keep: tuple[Any, ...] | None = keep

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .. import _abi
+from .._closing import ClosesAtEnd
 from ._extension import extension
 from ._world import default_world
 
@@ -81,7 +81,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     return tensor
 
 
-class Registration:
+class Registration(ClosesAtEnd):
     """A tensor's memory that is registered. Made by :func:`register_memory`.
 
     It lasts until :meth:`close`, also as a context manager, which is what the tensor is kept for;
@@ -123,17 +123,9 @@ class Registration:
         if code != _abi.SUCCESS:
             raise dist.DistBackendError(f"unjam: {why}")
 
-    def __enter__(self) -> Registration:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _end_block(self, failed: bool) -> None:
         # What has gone wrong in the block says more than what follows from it.
-        with contextlib.suppress(*([] if kind is None else [dist.DistBackendError])):
+        with contextlib.suppress(*([dist.DistBackendError] if failed else [])):
             self.close()
 
 
