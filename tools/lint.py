@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import abi
 import check_commits
 import check_docs
 import check_layers
@@ -137,6 +138,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     """Runs every check, and raises one Failure that names those which failed."""
     steps = [
         ("layers", check_layers.main),
+        ("abi", abi.main),
         ("pages", check_pages.main),
         ("docs", check_docs.main),
         ("versions", check_versions),
