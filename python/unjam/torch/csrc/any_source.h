@@ -99,7 +99,8 @@ class AnySource {
         {
           const std::lock_guard lock(mutex_);
           if (over) {
-            Call::leave(std::move(r->call));  // its tensors are not this thread's to free
+            Call::keep_until_complete(
+                std::move(r->call));  // its tensors are not this thread's to free
           } else if (r->cancelled != nullptr) {
             end(*r);
           } else {
@@ -144,7 +145,7 @@ class AnySource {
   // With the lock.
   static void end(Receive& r) {
     r.call->fail(UNJAM_ERROR_ABORTED, r.cancelled);
-    Call::leave(std::move(r.call));
+    Call::keep_until_complete(std::move(r.call));
   }
 
   // True: the receive was made, or has failed.

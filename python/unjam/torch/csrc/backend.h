@@ -124,7 +124,7 @@ class UnjamBackend : public c10d::Backend {
   const std::string prefix_;
   const std::string name_;
   const bool owns_world_;
-  const std::shared_ptr<Fate> fate_;
+  const std::shared_ptr<GroupStatus> status_;
   std::atomic<std::uint64_t> sequence_{0};
   mutable std::mutex mutex_;
   std::shared_ptr<Groups> groups_;                            // null once it is shut down

@@ -28,7 +28,7 @@ class UnjamBackend::Launch {
   Launch(UnjamBackend& backend, const char* what, c10d::OpType type, at::Device device, bool sync,
          std::chrono::milliseconds timeout, bool several = false, const std::string& more = "")
       : backend_(backend),
-        groups_(swept(backend)),
+        groups_(without_complete_calls(backend)),
         group_(groups_->on(device)),
         guard_(device.is_cuda() ? std::optional<at::Device>(device) : std::nullopt),
         sync_(sync),
@@ -38,7 +38,7 @@ class UnjamBackend::Launch {
         common_key_(join(backend.prefix_, join(thread_key_.own, thread_key_.context))),
         more_(more),
         key_(join(common_key_, more)),
-        call_(std::make_shared<Call>(what, device, timeout_, backend.fate_, groups_, key_)) {
+        call_(std::make_shared<Call>(what, device, timeout_, backend.status_, groups_, key_)) {
     if (!device.is_cuda()) return;
     const c10::Stream stream = current_stream(device);
     options_.stream = stream.native_handle();
@@ -53,9 +53,9 @@ class UnjamBackend::Launch {
     if (done_ || !call_->has_requests()) return;
     // It failed on the way: what was begun still uses its tensors, and the other ranks will wait
     // for what was not.
-    backend_.fate_->break_off("is out of step with the other ranks, since " +
-                              std::string(call_->what()) + " failed half way on this rank");
-    Call::leave(std::move(call_));
+    backend_.status_->break_off("is out of step with the other ranks, since " +
+                                std::string(call_->what()) + " failed half way on this rank");
+    Call::keep_until_complete(std::move(call_));
   }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
@@ -182,7 +182,8 @@ class UnjamBackend::Launch {
       if (told || waited < kTold) continue;
       told = true;
       TORCH_WARN("unjam: ", call_->what(), " under key '", key_, "' of process group ",
-                 backend_.fate_->name(), " waits for room, for 5 s by now: ", unjamGetLastError());
+                 backend_.status_->name(),
+                 " waits for room, for 5 s by now: ", unjamGetLastError());
     }
   }
 
@@ -247,8 +248,8 @@ class UnjamBackend::Launch {
   }
 
   // First what earlier calls have come to, which may be that the group is out of use.
-  static std::shared_ptr<Groups> swept(const UnjamBackend& backend) {
-    Call::sweep();
+  static std::shared_ptr<Groups> without_complete_calls(const UnjamBackend& backend) {
+    Call::release_complete();
     return backend.groups();
   }
 
