@@ -12,6 +12,7 @@ from .._config import make_config
 from .._errors import InvalidArgument
 from ..context import Context
 from ..group import Group
+from . import _internals
 from .keys import unjam_backend
 
 
@@ -95,4 +96,4 @@ def limit_of(process_group: dist.ProcessGroup | Group | None) -> float | None:
         return None
     chosen = dist.group.WORLD if process_group is None else process_group
     assert chosen is not None
-    return float(unjam_backend(chosen).options._timeout.total_seconds())
+    return _internals.seconds_of(unjam_backend(chosen))

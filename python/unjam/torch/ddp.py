@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from . import _internals
 from ._extension import extension
 from .keys import key, unjam_backend
 
@@ -51,7 +52,7 @@ def keyed(model: DistributedDataParallel, prefix: str = "ddp") -> DistributedDat
         model.register_comm_hook(model.process_group, hook)
         return model
     extension().average_by_keys(model.reducer, backend, prefix)
-    model.logger._set_comm_hook_name("unjam.torch.ddp.keyed")
+    _internals.set_hook_name(model, "unjam.torch.ddp.keyed")
     return model
 
 

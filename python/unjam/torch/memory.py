@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from .. import _abi
 from .._closing import ClosesAtEnd
+from . import _internals
 from ._extension import extension
 from ._world import default_world
 
@@ -37,7 +38,7 @@ def memory_pool(device: Any = None) -> torch.cuda.MemPool:
     Raises:
         RuntimeError: no process group of unjam's uses that GPU, or there is no heap.
     """
-    index = torch.cuda._utils._get_device_index(device, optional=True)
+    index = _internals.cuda_index(device)
     number = int(extension().heap_on(index))
     if not number:
         raise RuntimeError(
@@ -68,7 +69,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     """
     place = torch.get_default_device() if device is None else torch.device(device)
     if place.type == "cuda":
-        index = torch.cuda._utils._get_device_index(place, optional=True)
+        index = _internals.cuda_index(place)
         with torch.cuda.use_mem_pool(memory_pool(index), index):
             return torch.empty(*size, dtype=dtype, device=torch.device("cuda", index))
     if place.type != "cpu":

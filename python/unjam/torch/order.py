@@ -29,6 +29,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from . import _internals
 from ._extension import extension
 from ._store import wait_for
 
@@ -178,7 +179,7 @@ def _take() -> tuple[list[Call], list[Mark]]:
 
 def _compare(patience: timedelta) -> list[Finding]:
     """Every rank tells what it called; rank 0 reads it all, and waits so long for it."""
-    store = dist.distributed_c10d._get_default_store()
+    store = _internals.default_store()
     rank, size = dist.get_rank(), dist.get_world_size()
     prefix = f"unjam/order/{next(_comparisons)}"
     store.set(f"{prefix}/{rank}", json.dumps(_take()))
