@@ -125,7 +125,7 @@ def _from_numpy(
     own = array.dtype
     simple = _SIMPLE.get(own) if dtype is None else None
     if simple is not None and flags.writeable and array.size:
-        address = ctypes.addressof(_first_byte(array))  # four times faster than what works for all
+        address = ctypes.addressof(_first_byte(array))  # faster than what works for all
     else:
         address = array.__array_interface__["data"][0]
     if simple is not None and not (address % simple.itemsize):

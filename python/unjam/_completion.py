@@ -1,9 +1,9 @@
 """How completions come from the library into Python.
 
-Who waits for a request, or tests it, takes its completion himself. Only where that cannot be
-relied on is the library asked for a call, which costs it waking a thread: for a request with
-callbacks, and for one that the user has dropped while it was pending, whose buffers must stay
-alive. The library calls one C function then, made once and never freed, with an integer by which a
+A thread that waits for a request, or tests it, takes its completion itself. The library is asked
+for a call, for which it wakes a thread, only where nobody may look: for a request with callbacks,
+and for one that the user has dropped while it was pending, whose buffers must stay alive. The
+library then calls one C function, which is made once and never freed. It gets a number, by which a
 table here knows what is meant and keeps it alive.
 """
 

@@ -35,7 +35,7 @@ def submit(
         options: of the call.
         algorithm: as C takes it.
         function: of the C API.
-        arguments: what stands in front of the options in its signature.
+        arguments: what comes before the options in its signature.
     """
     check_place(what.place, context._place, context.rank)
     _, _, priority, callback, stream, in_stream, _ = options

@@ -337,7 +337,7 @@ class Context(ContextHandle, ClosesAtEnd):
             step = remaining
             if sliced and (step is None or step > slice_s):
                 step = slice_s
-            # (Where C has no number for it, the next step takes the rest.)
+            # Where C has no number for it, the next step takes the rest.
             microseconds = -1 if step is None else int(min(step, _LONGEST_STEP_S) * 1e6)
             with self._call() as lib:
                 code = lib.unjamDeviceSynchronize(self._handle, microseconds)

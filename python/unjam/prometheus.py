@@ -149,7 +149,7 @@ def _ranks() -> list[_Rank]:
     adapter = sys.modules.get(_ADAPTER)
     for place, job in enumerate(adapter.worlds() if adapter is not None else ()):
         number = f"torch{place or ''}"
-        # (A world that is closed meanwhile tells less with each question.)
+        # A world that is closed meanwhile tells less with each question.
         for text, struct, failed in zip(job.info(), job.stats(), job.failed(), strict=False):
             stats = Stats.from_struct(_abi.Stats.from_buffer_copy(struct))
             ranks.append(_Rank(number, json.loads(text), stats, failed))

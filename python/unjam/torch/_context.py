@@ -1,4 +1,4 @@
-"""The context behind process groups, for what stands on groups of unjam's own."""
+"""The context that process groups stand on, for what needs groups of unjam's own."""
 
 from __future__ import annotations
 

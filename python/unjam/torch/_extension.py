@@ -134,7 +134,7 @@ def _places() -> list[Path]:
     if asked:
         return [Path(asked).absolute()]
     places = []
-    # (A relative one is to be ignored, says the standard that it is of.)
+    # The XDG standard has programs ignore a relative one.
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(cache):
         places.append(Path(cache) / "unjam")
@@ -143,7 +143,7 @@ def _places() -> list[Path]:
     except RuntimeError:  # neither HOME nor a line in /etc/passwd
         pass
     else:
-        # ("/" is what those have whose HOME is empty, and containers' users without a home.)
+        # Users whose HOME is empty, and containers' users without a home, have "/".
         if home.is_absolute() and os.path.isdir(home) and home != Path("/"):
             places.append(home / ".cache" / "unjam")
     temporary = _temporary()

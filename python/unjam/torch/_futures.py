@@ -52,7 +52,7 @@ def _within(scope: Any, callback: Callable[[Any], T], callbacks: Any) -> Callabl
     def run(future: Any) -> T:
         try:
             scope.enter()
-            # (torch hands over the instance that has added it, if that is alive; else another.)
+            # torch hands over the instance that has added it, if that is alive, else another one.
             return callback(Future(future, callbacks))
         finally:
             scope.leave()

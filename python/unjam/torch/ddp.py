@@ -29,7 +29,7 @@ def comm_hook(
 def keyed(model: DistributedDataParallel, prefix: str = "ddp") -> DistributedDataParallel:
     """Gives every bucket of gradients of ``model`` a key of its own; returns ``model``.
 
-    On CUDA the end of the backward pass orders the current stream behind the averages, as with
+    On CUDA the end of the backward pass orders the current stream after the averages, as with
     NCCL, and the host goes on; also where buckets are ready inside of an inner pass (reentrant
     checkpoints), for which DDP without it makes the host wait, as with hooks in Python.
 

@@ -69,7 +69,7 @@ def dump_flight_recorder(prefix: str | os.PathLike[str] | None = None) -> Path:
     path = Path(f"{wanted}{_rank()}")
     data = pickle.dumps(flight_record(), protocol=2)  # as torch's own
     # In one step: who waits for the file finds all of it.
-    # (With the mode that the umask gives: others collect it.)
+    # The umask gives its mode, for others collect it.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         partial.write_bytes(data)
