@@ -119,7 +119,7 @@ __all__ = [
     "write_prometheus",
 ]
 
-# Of unjam.torch, which imports torch: where they are used.
+# unjam.torch has these. It imports torch, so that waits until one of them is used.
 _OF_TORCH = (
     "all_gather",
     "all_gather_into_tensor",

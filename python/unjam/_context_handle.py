@@ -41,14 +41,15 @@ class ContextHandle:
         self._place = place
         self._tracing = tracing
         self._names: dict[int, tuple[str, str]] = {}  # key hash -> (group, key), while tracing
-        # Re-entrant: a request's finaliser may run at any place of the thread that holds the lock.
+        # It is re-entrant, for a request's finaliser may run at any place of the thread that holds
+        # it.
         self._guard = threading.RLock()
         self._idle = threading.Condition(self._guard)
         self._users = 0
         self._closing = False
         self._closed = False
         self._registrations: dict[Registered, None] = {}  # in the order of their making
-        # In a child of fork() that has not made this context: the library refuses its calls.
+        # True in a child of fork() that has not made this context: the library refuses its calls.
         self.inherited = False
 
     @property

@@ -14,7 +14,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-# In which process each was registered: a child of fork() has its parent's, but it may run none.
+# The process in which each was registered: a child of fork() has its parent's, and must not run
+# them.
 _registered: dict[Callable[[], object], int] = {}
 
 
@@ -42,7 +43,7 @@ def at_exit(function: Callable[[], object]) -> None:
                 thread.join()
         function()
 
-    # After those with a priority of their own.
+    # It runs after finalisers with a priority of their own.
     util.Finalize(None, finalize, exitpriority=-100)
 
 

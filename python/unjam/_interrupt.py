@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-# Longest time in one C call: Ctrl-C is noticed, and a closing context let go, after at most this.
+# The longest time in one C call. Ctrl-C is noticed, and a closing context let go, after at most
+# this.
 SLICE_S = 0.05
 
 
@@ -38,7 +39,7 @@ def interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
     thread = threading.Thread(target=body, name="unjam-init", daemon=True)
     thread.start()
     try:
-        # In slices: a signal may be another thread's, which does not wake this one.
+        # It waits in slices, for a signal may be another thread's, which does not wake this one.
         while not done.wait(SLICE_S):
             pass
     except BaseException:

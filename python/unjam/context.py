@@ -28,7 +28,8 @@ from .request import forked as forked_requests
 from .stats import Stats
 from .trace import TraceEvent, read_trace
 
-# Strong: a context lives until it is closed, at the latest at exit. A dict, for its order.
+# The references are strong: a context lives until it is closed, at the latest at exit. A dict keeps
+# their order.
 _open: dict[Context, None] = {}
 _open_lock = threading.Lock()
 _LONGEST_STEP_S = 1e9  # of a wait in C, whose microseconds are an int64
@@ -327,8 +328,8 @@ class Context(ContextHandle, ClosesAtEnd):
         """
         _arguments.check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        # Every C call starts looking anew, so a slice must be long enough for an engine's longest
-        # stay; only the main thread needs slices, because only it gets Ctrl-C.
+        # Every C call begins to look anew, so a slice shorter than an engine's longest stay would
+        # never see its end. Only the main thread needs slices, because only it gets Ctrl-C.
         sliced = threading.current_thread() is threading.main_thread()
         longest = max(0.5, 8 * self._residency_s)
         slice_s = SLICE_S

@@ -92,7 +92,7 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
     environment["PYTHONPATH"] = os.pathsep.join(
         path for path in (environment.get("PYTHONPATH", ""), package) if path
     )
-    # The folder is this process's: gloo ends the child's without a chance to tidy up.
+    # This process has the folder, for gloo ends the child without a chance to tidy up.
     with (
         tempfile.TemporaryDirectory(prefix="unjam-gloo-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile("w+") as log,
@@ -187,7 +187,7 @@ def main(words: Sequence[str]) -> None:
     """Is the child."""
     ranks, seed, iterations = (int(word) for word in words[:3])
     start_s, folder = float(words[3]), words[4]
-    # Before torch, whose import takes seconds.
+    # This comes before torch, whose import takes seconds.
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     import torch
     import torch.distributed as dist

@@ -27,7 +27,7 @@ _ADAPTER = "_unjam_c10d"  # as unjam.torch calls it, which is not to be imported
 _LABELS = ("rank", "device", "world", "pid")
 _lock = threading.Lock()
 _numbers: dict[object, int] = {}  # by what contexts of one job share
-# Metric -> (of Stats, what it is).
+# Metric -> (the field of Stats, what it is).
 _COUNTERS = {
     "calls_submitted": ("submitted", "Calls that were made, sends and receives among them"),
     "calls_completed": ("completed", "Calls that ended, in error too"),

@@ -13,7 +13,8 @@ from ._devices import check_place
 from ._errors import InvalidArgument, UnjamError
 from ._lib import check
 
-# What peers may still store into, because a call into it has failed: to the end of the process.
+# Memory that peers may still store into, because a call into it has failed. It is kept to the end
+# of the process: freed, it could be another object's when they store.
 _stored_into: list[Any] = []
 
 
@@ -94,7 +95,7 @@ class Registration(ClosesAtEnd):
                     self._end()
                 check(code)
         except UnjamError:
-            # Closed by another thread meanwhile.
+            # Another thread has closed the context meanwhile.
             if not self._context.closed:
                 raise
             self._end()

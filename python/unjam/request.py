@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     # What a user reads of a request's context is all of it; see test_imports.py.
     from .context import Context
 
-# Guards every request's list of callbacks. Re-entrant: the garbage collector may run a user's
-# finaliser at any place of the thread that holds it.
+# Guards every request's list of callbacks. It is re-entrant, for the garbage collector may run a
+# user's finaliser at any place of the thread that holds it.
 _lock = threading.RLock()
 
 
@@ -77,7 +77,8 @@ class Request:
         self._handle = ctypes.c_void_p()
         self._code: int | None = None  # result once known to be complete
         self._message = ""
-        # The library will call _finish(); else who finds the request complete does what it does.
+        # True: the library will call _finish(). Else its work is done by the thread that finds the
+        # request complete.
         self._watched = callback is not None
         # None once they have run.
         self._callbacks: list[Callable[[Request], object]] | None = (
@@ -96,7 +97,7 @@ class Request:
         return f"{kind} under key {key!r}{where} on rank {self.context.rank}"
 
     def __del__(self) -> None:
-        # Runs only when no thread is inside a wait.
+        # This runs only when no thread is inside a wait.
         handle = getattr(self, "_handle", None)
         if handle:
             known = self._code is not None or self._ordered
@@ -360,7 +361,7 @@ class Request:
     def _error(self) -> UnjamError:
         code = self._code or 0
         if not self._message and self._handle and self.context._enter():
-            # Completed before the submitting call had returned the handle.
+            # It was complete before the submitting call had returned the handle.
             try:
                 text = library().unjamRequestError(self._handle) or b""
                 self._message = text.decode("utf-8", "replace")

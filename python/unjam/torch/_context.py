@@ -26,7 +26,7 @@ class WorldContext(Context):
         with _context._open_lock:  # not to be closed at exit
             _context._open.pop(self, None)
 
-    # Looked at by the base class, which sets it too.
+    # The base class looks at it, and sets it too.
     @property
     def _closed(self) -> bool:
         return self._world.host_handle != self._handle.value
@@ -39,7 +39,7 @@ class WorldContext(Context):
         """Does nothing: process groups have it."""
 
 
-# By the name of a process group and its context's handle: every rank makes one group of each.
+# Groups by the name of a process group and its context's handle: every rank makes one of each.
 _groups: dict[tuple[str, int], Group] = {}
 
 

@@ -16,7 +16,7 @@ from . import _internals
 from ._extension import extension
 from ._world import default_world
 
-# By device: the number of the heap that it is of, and the pool.
+# For each device: the number of the heap that the pool is of, and the pool.
 _pools: dict[int, tuple[int, torch.cuda.MemPool]] = {}
 
 
@@ -130,7 +130,8 @@ class Registration(ClosesAtEnd):
             self.close()
 
 
-# Those that are open: their tensors must not be freed. And tensors that peers may still store into.
+# Registrations that are open, whose tensors must not be freed; and tensors that peers may still
+# store into.
 _registered: dict[Registration, None] = {}
 _stored_into: list[torch.Tensor] = []
 

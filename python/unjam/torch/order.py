@@ -34,7 +34,7 @@ from ._extension import extension
 from ._store import wait_for
 
 Call = tuple[str, str, int, str]
-# What else of a call its rank tells: what the ranks agree on, its first tensor, where it was made.
+# A rank also tells what of a call the ranks agree on, its first tensor, and where it was made.
 Mark = tuple[str, str, str]
 _BETWEEN_TWO = "send from rank "
 
@@ -203,7 +203,7 @@ def mixed(calls: list[list[Call]], marks: list[list[Mark]], limit: int = 100) ->
     found: list[Mixed] = []
     known = [dict(zip(own, of, strict=True)) for own, of in zip(calls, marks, strict=True)]
     for rank, other in itertools.combinations(range(len(calls)), 2):
-        # By what has to be the same for two calls to be taken for each other.
+        # Two calls are taken for each other where all of this is the same.
         steps: dict[Any, dict[Any, dict[Any, Call]]] = defaultdict(lambda: defaultdict(dict))
         for call in calls[rank]:
             if call[3].startswith(_BETWEEN_TWO) or call not in known[other]:
