@@ -95,7 +95,7 @@ void UnjamBackend::shutdown() {
   }
   {
     const std::shared_ptr<Groups> groups = take_groups();  // ends here
-    // Behind that: keyed() looks whether there are groups as it adds another.
+    // After that, for keyed() looks whether there are groups as it adds another.
     for (const auto& keyed : keyed_ones()) keyed->shutdown();
     if (!AnySource::get().cancel(this, "its process group was destroyed", /*waits=*/true)) {
       TORCH_WARN("unjam: process group ", status_->channel(),
@@ -105,7 +105,7 @@ void UnjamBackend::shutdown() {
     }
   }
   // Calls that are over keep their context, and its memory on the device.
-  Call::release_complete(true);
+  release_complete(true);
   if (interrupted != nullptr) std::rethrow_exception(interrupted);
 }
 
@@ -131,7 +131,7 @@ void forked() {
   Executor::get().forked();
   AnySource::get().forked();
   Recorder::get().forked();
-  Call::forked();
+  forked_kept_calls();
 }
 
 std::vector<std::shared_ptr<World>> worlds() {
@@ -189,7 +189,8 @@ c10::intrusive_ptr<c10d::Backend> UnjamBackend::split(
   const std::shared_ptr<Groups> mine = groups();
   std::vector<int> members;
   for (const int rank : ranks) members.push_back(mine->ranks().at(static_cast<std::size_t>(rank)));
-  // Not by torch's name, which counts the process groups of this rank: others may have more.
+  // torch's name does not serve: it counts the process groups of this rank, and others may have
+  // more.
   const std::string name = mine->next_split(prefix_, members);
   auto own = c10::make_intrusive<UnjamOptions>(options->timeout);
   auto groups = std::make_shared<Groups>(mine->share_world(), members, name);
@@ -201,8 +202,8 @@ c10::intrusive_ptr<UnjamBackend> UnjamBackend::keyed(const std::string& name) {
   auto keyed = c10::make_intrusive<UnjamBackend>(
       groups(), getRank(), c10::make_intrusive<UnjamOptions>(options_->timeout),
       join(prefix_, "#group " + escaped(name) + "#"), false);
-  // Letting go of the last weak reference destroys a backend, which takes the lock of all: not with
-  // this one.
+  // The end of the last weak reference destroys a backend, which takes the lock of all backends.
+  // With this lock held that could be a deadlock.
   std::vector<c10::weak_intrusive_ptr<UnjamBackend>> ended;
   bool over = false;
   {

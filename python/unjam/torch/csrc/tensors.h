@@ -167,7 +167,7 @@ inline void matching(const at::Tensor& a, const at::Tensor& b, const char* what)
   TORCH_CHECK_VALUE(a.device() == b.device(), "unjam: ", what,
                     ": tensors must be on the same device, and are on ", a.device(), " and ",
                     b.device());
-  // (One without elements is contiguous in any order.)
+  // A tensor without elements is contiguous in any order.
   TORCH_CHECK_VALUE(
       a.is_contiguous() == b.is_contiguous() || a.numel() == 0 || b.numel() == 0, "unjam: ", what,
       ": elements travel as they lie in memory, and of the tensors with sizes ", a.sizes(), " and ",

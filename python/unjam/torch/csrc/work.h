@@ -74,7 +74,7 @@ class UnjamWork : public c10d::Work {
     const bool from_python = PyGILState_Check() != 0;
     const NoGil no_gil;
     const c10::intrusive_ptr<c10::ivalue::Future> future =
-        call_->future(from_python ? Call::kPython : Call::kCpp);
+        call_->future(from_python ? kPython : kCpp);
     if (!from_python && !future->completed()) call_->complete_after_backward();
     return future;
   }
