@@ -29,7 +29,7 @@ class WorldContext(Context):
     # The base class looks at it, and sets it too.
     @property
     def _closed(self) -> bool:
-        return self._world.host_handle != self._handle.value
+        return bool(self._world.host_handle != self._handle.value)
 
     @_closed.setter
     def _closed(self, value: bool) -> None:

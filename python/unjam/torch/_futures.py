@@ -25,7 +25,7 @@ class Future(torch.futures.Future[T]):
 
     _take_over: ClassVar[Callable[[Any, Any], None]]  # torch's future becomes this instance's
 
-    def __init__(self, of: torch._C.Future, callbacks: Any) -> None:
+    def __init__(self, of: torch._C.Future[Any], callbacks: Any) -> None:
         """`of`: torch's future. `callbacks`: of the compiled module: where theirs are."""
         Future._take_over(self, of)
         self._callbacks = callbacks

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def device_of_the_group_being_made() -> torch.device | None:
     torch does not hand it to a backend's maker, which is called below the function that has it as a
     local variable: so it is read there.
     """
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back
     device = frame.f_locals.get("device_id") if frame is not None else None
@@ -55,7 +56,7 @@ def default_group() -> dist.ProcessGroup:
     return dist.distributed_c10d._get_default_group()
 
 
-def default_store() -> dist.Store:
+def default_store() -> Any:
     """Where the default group's ranks have met: a further meeting needs no address of its own."""
     return dist.distributed_c10d._get_default_store()
 
