@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 if TYPE_CHECKING:
     from .request import Request
 
+__all__ = ["CallOptions", "CollectiveOptions", "RunOptions", "TransferOptions"]  # for users
+
 
 class RunOptions(TypedDict, total=False):
     """What every call takes.
