@@ -79,8 +79,8 @@ using Ptr = c10::intrusive_ptr<T>;
 
 std::atomic<bool> handler_raised{false};
 
-// What says where the program is, while calls are recorded. Never freed: with the process goes
-// Python first.
+// It says where the program is, while calls are recorded. It is never freed, for Python goes before
+// the process does.
 py::object& site_teller() {
   static auto* const teller = new py::object;
   return *teller;
@@ -90,7 +90,8 @@ py::object& site_teller() {
 
 void run_signal_handlers() {
   // Python runs handlers in its main thread only: that of the process, or the one that has forked
-  // it. In others the GIL is not to be had for nothing: who has it may wait for this very call.
+  // it. Other threads do not ask for the GIL here, for the thread that has it may wait for this
+  // very call.
   if (gettid() != getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return;
@@ -210,7 +211,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("flight_recorder_size", [] { return Recorder::get().most(); });
   m.def("worlds", worlds);
   m.def("default_world", default_world);
-  // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.
+  // At the end of the process futures of what is pending fail, and their callbacks get a moment.
   m.def(
       "shutdown_all",
       [](std::int64_t patience_us) {
