@@ -30,7 +30,7 @@ int main() {
     }
   }
   // One thread posts the request, one waits for the end: exactly one of them begins to listen.
-  for (int round = 0; round < 2000; ++round) {
+  for (int round = 0; round < 500; ++round) {
     OperationStateWord word;
     word.set_open();
     int listeners[2] = {};
@@ -46,7 +46,7 @@ int main() {
     if (word.now() != OperationState::kListening) return 2;
   }
   // Several threads find the end, and the library calls twice: it is told once.
-  for (int round = 0; round < 500; ++round) {
+  for (int round = 0; round < 200; ++round) {
     OperationStateWord word;
     word.advance(OperationEvent::kAwaited);
     int told[4] = {};

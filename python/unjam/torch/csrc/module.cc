@@ -108,10 +108,10 @@ std::string call_site() {
   return teller().cast<std::string>();
 }
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  py::module_::import("torch._C._distributed_c10d");  // the base classes
-  pthread_atfork(nullptr, nullptr, forked);
+namespace {
 
+// A rank's jobs.
+void bind_world(py::module_& m) {
   py::class_<World, std::shared_ptr<World>>(m, "World")
       .def(py::init([](int rank, int size, const py::bytes& host_id, const py::bytes& cuda_id,
                        int cuda_device, std::uint32_t timeout_ms, bool on_host) {
@@ -147,7 +147,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("cuda"), GilRelease())
       .def("deregister_memory", &World::deregister_memory, py::arg("memory"), py::arg("cuda"),
            GilRelease());
+}
 
+// Operations, and the contexts of their futures' callbacks.
+void bind_work(py::module_& m) {
   // What torch gives out as Work; _futures.py has it give out futures of its own.
   py::class_<UnjamWork, Ptr<UnjamWork>, c10d::Work>(m, "Work").def("callbacks",
                                                                    &UnjamWork::callbacks);
@@ -160,7 +163,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return std::make_shared<Callbacks>(callbacks, scope);
       });
   bind_futures(m);
+}
 
+// Process groups.
+void bind_backend(py::module_& m) {
   py::class_<UnjamOptions, Ptr<UnjamOptions>, c10d::Backend::Options>(m, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def("__copy__", [](const UnjamOptions& o) { return c10::make_intrusive<UnjamOptions>(o); })
@@ -188,11 +194,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("abort", &UnjamBackend::abort, GilRelease())
       .def("shutdown", &UnjamBackend::shutdown, GilRelease())
       .def("perform_nocolor_split", [](UnjamBackend&, const py::object&) {});
+}
 
-  m.def("average_by_keys", average_by_keys, py::arg("reducer"), py::arg("backend"),
-        py::arg("prefix"));
-  m.def("heap_on", heap_on, py::arg("device"), GilRelease());
-  m.def("new_id", [] { return py::bytes(new_id()); });
+// The key of a thread's calls.
+void bind_keys(py::module_& m) {
   py::class_<ThreadKey>(m, "Key").def_readonly("own", &ThreadKey::own);
   m.def("get_key", thread_key);
   m.def("set_key", set_thread_key, py::arg("key"));
@@ -205,6 +210,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return outer;
       },
       py::arg("name"));
+}
+
+// What belongs to the process.
+void bind_functions(py::module_& m) {
+  m.def("average_by_keys", average_by_keys, py::arg("reducer"), py::arg("backend"),
+        py::arg("prefix"));
+  m.def("heap_on", heap_on, py::arg("device"), GilRelease());
+  m.def("new_id", [] { return py::bytes(new_id()); });
   m.attr("has_nvtx") = nvtx_built_in();
   m.def("flight_record", flight_record);
   m.def("record_stacks", [](bool on) { Recorder::get().keep_stacks(on); });
@@ -235,6 +248,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     }
     return calls;
   });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::module_::import("torch._C._distributed_c10d");  // the base classes
+  pthread_atfork(nullptr, nullptr, forked);
+
+  bind_world(m);
+  bind_work(m);
+  bind_backend(m);
+  bind_keys(m);
+  bind_functions(m);
 }
 
 }  // namespace unjam_torch
