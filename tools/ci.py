@@ -31,8 +31,8 @@ BUILD = ROOT / "build"
 
 # Of tests/python, what `make check` runs: calls and what becomes of them, without torch.
 QUICK_FILES = (
-    "abi buffers check_commits check_docs check_pages collectives config context dtypes limits "
-    "memory misuse point_to_point registration requests sequences timeline"
+    "abi buffers check_commits check_docs check_pages collectives config context dtypes imports "
+    "limits memory misuse point_to_point registration requests sequences timeline"
 ).split()
 
 

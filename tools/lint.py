@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import abi
 import check_comments
 import check_commits
 import check_docs
@@ -139,6 +140,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     steps = [
         ("layers", check_layers.main),
         ("comments", check_comments.main),
+        ("abi", abi.main),
         ("pages", check_pages.main),
         ("docs", check_docs.main),
         ("versions", check_versions),

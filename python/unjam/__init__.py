@@ -20,7 +20,7 @@ that, every rank may call in any order, from any thread, with any synchronisatio
     print(unjam.launch(4, rank))      # [(6.0, 4.0), (6.0, 4.0), (6.0, 4.0), (6.0, 4.0)]
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._errors import (
     Aborted,
@@ -51,6 +51,27 @@ from .request import Request, wait_all
 from .stats import Stats
 from .threads import launch, run_ranks
 from .trace import EventType, TraceEvent
+
+if TYPE_CHECKING:  # __getattr__ below gives them
+    # isort: off
+    from .torch import (
+        all_gather as all_gather,
+        all_gather_into_tensor as all_gather_into_tensor,
+        all_reduce as all_reduce,
+        all_to_all as all_to_all,
+        all_to_all_single as all_to_all_single,
+        barrier as barrier,
+        broadcast as broadcast,
+        check_order as check_order,
+        gather as gather,
+        key as key,
+        keyed_group as keyed_group,
+        reduce as reduce,
+        reduce_scatter as reduce_scatter,
+        reduce_scatter_tensor as reduce_scatter_tensor,
+        scatter as scatter,
+    )
+    # isort: on
 
 __all__ = [
     "Aborted",
@@ -98,7 +119,7 @@ __all__ = [
     "write_prometheus",
 ]
 
-# Of unjam.torch, which imports torch: where they are used.
+# unjam.torch has these. It imports torch, so that waits until one of them is used.
 _OF_TORCH = (
     "all_gather",
     "all_gather_into_tensor",

@@ -94,30 +94,16 @@ def check_timeout(timeout: Any) -> None:
         raise InvalidArgument("timeout is NaN: give a number of seconds, or None for no limit")
 
 
-def check_root(root: Any, size: int) -> int:
-    """`root` as a rank of a group of `size`.
+def check_rank(rank: Any, what: str, size: int) -> int:
+    """`rank`, the call's "root" or "peer", as a rank of a group of `size`.
 
     Raises:
         InvalidArgument: out of range.
     """
-    number = index(root, "root")
+    number = index(rank, what)
     if not 0 <= number < size:
         raise InvalidArgument(
-            f"root {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
-        )
-    return number
-
-
-def check_peer(peer: Any, size: int) -> int:
-    """`peer` as a rank of a group of `size`.
-
-    Raises:
-        InvalidArgument: out of range.
-    """
-    number = index(peer, "peer")
-    if not 0 <= number < size:
-        raise InvalidArgument(
-            f"peer {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
+            f"{what} {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
         )
     return number
 
@@ -214,15 +200,8 @@ def _check_parts(
 
 
 def _in_place(buffer: Buffer, output: Any) -> Arguments:
-    return Arguments(
-        buffer.address,
-        buffer.address,
-        buffer.elements,
-        buffer.dtype,
-        (buffer.keep,),
-        output,
-        buffer.device,
-    )
+    address, keep = buffer.address, (buffer.keep,)
+    return Arguments(address, address, buffer.elements, buffer.dtype, keep, output, buffer.device)
 
 
 def _two(source: Buffer, target: Buffer, elements: int, output: Any) -> Arguments:

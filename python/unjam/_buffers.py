@@ -26,7 +26,7 @@ _RAW = frozenset({"uint8", "int8", "uint16", "int16"})
 # A bool is a byte of 0 or 1, and nothing else.
 _AS_BOOL = frozenset({DType.UINT8, DType.INT8})
 
-# The common case, without looking at names: native NumPy types that unjam knows.
+# The common case needs no look at names: native NumPy types that unjam knows.
 _SIMPLE: dict[Any, DType] = {
     np.dtype(name): dtype
     for name, dtype in ARRAY_DTYPES.items()
@@ -125,7 +125,7 @@ def _from_numpy(
     own = array.dtype
     simple = _SIMPLE.get(own) if dtype is None else None
     if simple is not None and flags.writeable and array.size:
-        address = ctypes.addressof(_first_byte(array))  # four times faster than what works for all
+        address = ctypes.addressof(_first_byte(array))  # faster than what works for all
     else:
         address = array.__array_interface__["data"][0]
     if simple is not None and not (address % simple.itemsize):
@@ -250,7 +250,7 @@ def _element_type(own: str, void: int, name: str, dtype: Any, source: _Source) -
     )
 
 
-# Of a number that unjam does not know, the known one that holds its values.
+# For a type of number that unjam does not know: the known one that holds its values.
 _WIDER = {
     "int16": "int32",
     "uint16": "int32",
@@ -273,7 +273,7 @@ def _cure(own: str, void: int, source: _Source) -> str:
         fitting = [d.label for d in DType if d.itemsize == void]
         if not fitting:
             return f"to move them only, pass {source.view.format('uint8')}"
-        # What people keep in raw words, as NumPy has no such type of its own.
+        # People keep in raw words what NumPy has no type for.
         usual = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "float64"}[void]
         others = ", ".join(repr(label) for label in fitting if label != usual)
         return f"say what its bytes are, such as dtype={usual!r} (or {others})"
@@ -301,7 +301,7 @@ def _cure(own: str, void: int, source: _Source) -> str:
     return f"use one of {supported_dtypes()}"
 
 
-# Of complex numbers, the type of their two parts.
+# For complex numbers: the type of their two parts.
 _PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 

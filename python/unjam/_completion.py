@@ -1,9 +1,9 @@
 """How completions come from the library into Python.
 
-Who waits for a request, or tests it, takes its completion himself. Only where that cannot be
-relied on is the library asked for a call, which costs it waking a thread: for a request with
-callbacks, and for one that the user has dropped while it was pending, whose buffers must stay
-alive. The library calls one C function then, made once and never freed, with an integer by which a
+A thread that waits for a request, or tests it, takes its completion itself. The library is asked
+for a call, for which it wakes a thread, only where nobody may look: for a request with callbacks,
+and for one that the user has dropped while it was pending, whose buffers must stay alive. The
+library then calls one C function, which is made once and never freed. It gets a number, by which a
 table here knows what is meant and keeps it alive.
 """
 
@@ -12,19 +12,24 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from . import _abi
 
-if TYPE_CHECKING:
-    from .context import Context
-    from .request import Request
+
+class Completed(Protocol):
+    """What the library is to tell of a completion: a request, or its remains."""
+
+    @property
+    def context(self) -> object: ...
+
+    def _finish(self, code: int, destroyed: bool = False) -> None: ...
 
 
 class Remains:
     """What is left of a pending request that the user has dropped: its buffers."""
 
-    def __init__(self, context: Context, keep: tuple[Any, ...]) -> None:
+    def __init__(self, context: object, keep: tuple[Any, ...]) -> None:
         """Keeps `keep` alive while it is in the table."""
         self.context = context
         self._keep = keep
@@ -33,12 +38,12 @@ class Remains:
         """The library has let go of the buffers, and so does this, by leaving the table."""
 
 
-_pending: dict[int, Request | Remains] = {}
+_pending: dict[int, Completed] = {}
 _numbers = itertools.count(1)
 _thread = threading.local()
 
 
-def register(request: Request | Remains) -> int:
+def register(request: Completed) -> int:
     """Keeps `request` until the library calls or it is forgotten; gives the number for the call."""
     number = next(_numbers)
     _pending[number] = request

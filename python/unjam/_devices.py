@@ -17,8 +17,6 @@ from ._errors import InvalidArgument, InvalidType
 HOST = -1
 ANY_CUDA = -2
 
-_CUDA = 1  # UNJAM_DEVICE_CUDA
-
 
 def place_text(place: int) -> str:
     """A place as messages name it: "host memory", "cuda:0"."""
@@ -38,7 +36,7 @@ def current_index() -> int:
 
 def cuda_by_environment() -> bool:
     """Whether UNJAM_DEVICE says CUDA."""
-    return os.environ.get("UNJAM_DEVICE", "") in ("cuda", str(_CUDA))
+    return os.environ.get("UNJAM_DEVICE", "") in ("cuda", str(_abi.DEVICE_CUDA))
 
 
 def choose_index(settings: _abi.Config) -> None:
@@ -46,7 +44,7 @@ def choose_index(settings: _abi.Config) -> None:
 
     The library would ask for it in the thread that joins, which is not the caller's.
     """
-    wanted = settings.device == _CUDA or (settings.device < 0 and cuda_by_environment())
+    wanted = settings.device == _abi.DEVICE_CUDA or (settings.device < 0 and cuda_by_environment())
     if wanted and settings.device_index < 0 and not os.environ.get("UNJAM_DEVICE_INDEX"):
         settings.device_index = current_index()
 
@@ -86,7 +84,7 @@ def stream_of(stream: Any, index: int) -> int:
     """
     if stream is None:
         torch = sys.modules.get("torch")
-        # What torch.cuda.current_stream(index).cuda_stream gives, in a tenth of the time.
+        # What torch.cuda.current_stream(index).cuda_stream gives, without making an object for it.
         current = torch and getattr(torch._C, "_cuda_getCurrentRawStream", None)
         return int(current(index)) if current else 0
     if isinstance(stream, int) and not isinstance(stream, bool):

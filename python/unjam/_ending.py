@@ -1,8 +1,8 @@
 """What is done at the end of this process, whichever way it ends that lets Python code run.
 
-The end of the interpreter is ``atexit``'s. A child of multiprocessing ends by ``os._exit``, behind
-multiprocessing's own finalisers (newer Pythons run ``atexit``'s as well). Of any other end (a
-signal, ``os._exit``, a crash) peers learn from the system, and lose nothing that was complete: see
+``atexit`` knows the end of the interpreter. A child of multiprocessing ends by ``os._exit``, after
+multiprocessing's own finalisers; newer Pythons run ``atexit``'s as well. The system tells peers of
+any other end (a signal, ``os._exit``, a crash), and they lose nothing that was complete: see
 docs/guide/ends.md.
 """
 
@@ -14,7 +14,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-# In which process each was registered: a child of fork() has its parent's, but it may run none.
+# The process in which each was registered: a child of fork() has its parent's, and must not run
+# them.
 _registered: dict[Callable[[], object], int] = {}
 
 
@@ -35,14 +36,14 @@ def at_exit(function: Callable[[], object]) -> None:
     from multiprocessing import util
 
     def finalize() -> None:
-        # The interpreter waits for them before it calls atexit's functions; multiprocessing does so
-        # behind its finalisers.
+        # The interpreter waits for threads before it calls atexit's functions. multiprocessing does
+        # so after its finalisers, which would end contexts that threads still use.
         for thread in threading.enumerate():
             if not thread.daemon and thread is not threading.current_thread():
                 thread.join()
         function()
 
-    # Behind those with a priority of their own.
+    # It runs after finalisers with a priority of their own.
     util.Finalize(None, finalize, exitpriority=-100)
 
 

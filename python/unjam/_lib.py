@@ -26,7 +26,7 @@ _HOW_TO_BUILD = (
     "that `cmake -S . -B build/dev && cmake --build build/dev` makes."
 )
 
-# As programs that were linked to it ask for it, and as it is called without a version.
+# Programs that were linked to the library ask for the first name; the second has no version.
 _NAMES = ("libunjam.so.0", "libunjam.so")
 
 

@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 
-# By name and, as the library takes it too, by number.
+# Levels by name and, as the library takes them too, by number.
 _LEVELS = {
     word: level
     for level, words in {
@@ -22,7 +22,7 @@ _LEVELS = {
     }.items()
     for word in words
 }
-# As the library looks for a process's rank (src/runtime/job_id.cc).
+# The library looks for a process's rank in the same places (src/runtime/job_id.cc).
 _RANKS = ("UNJAM_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 logger = logging.getLogger("unjam")
@@ -66,7 +66,7 @@ class _Lines(logging.Handler):
     def _append(self, line: str) -> bool:
         """Whether there is such a file. (If not, the library says so.)"""
         try:
-            # Without a wait for a FIFO's reader.
+            # A FIFO without a reader would make the open wait.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
             file = os.open(self._path(), flags, 0o644)
             try:

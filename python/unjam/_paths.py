@@ -16,7 +16,7 @@ def get_include() -> str:
     Raises:
         LibraryError: the header is missing.
     """
-    # Of the package; beside the library, as an editable install has it; of the checkout.
+    # The package's own; the one beside the library, as an editable install has it; the checkout's.
     folders = [_PACKAGE / "include", _PACKAGE.parents[1] / "include"]
     try:
         folders.insert(1, library_path().parents[1] / "include")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# What a terminal acts upon, and XML forbids; lines and tabs are no harm.
+# A terminal acts upon these, and XML forbids them; lines and tabs do no harm.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

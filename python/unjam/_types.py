@@ -97,7 +97,7 @@ ARRAY_DTYPES: dict[str, DType] = {
 }
 ARRAY_DTYPES["float8_e4m3fn"] = DType.FLOAT8_E4M3
 
-# What a user may write for dtype=.
+# All that a user may write for dtype=.
 _NAMES: dict[str, DType] = {dtype.label: dtype for dtype in DType} | ARRAY_DTYPES
 _OPS: dict[str, Op] = {op.label: op for op in Op}
 _KINDS: dict[str, Kind] = {kind.label: kind for kind in Kind}

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _completion
-from ._devices import call_options, call_stream, check_place
+from . import _arguments
+from ._closing import ClosesAtEnd
 from ._errors import InvalidUsage
 from ._lib import check, library
+from ._names import encode
+from ._submit import submit
 from ._types import DType, Kind, Op
+from .options import RunOptions, read, spelled_out
 from .request import Request
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    # What a user reads of its group is all of it; see test_imports.py.
     from .group import Group
 
 
-class Collective:
+class Collective(ClosesAtEnd):
     """A collective of fixed kind, key, type, operator and root. Made by ``Group.register…``.
 
     Runs share the key's order with each other and with plain calls under the same key.
@@ -36,8 +40,6 @@ class Collective:
         algorithm: bytes | None,
     ) -> None:
         """Made by ``Group.register…``, not by users."""
-        from .group import encode
-
         self._group = group
         self._kind = kind
         self._key = key
@@ -49,7 +51,7 @@ class Collective:
         self._handle = ctypes.c_void_p()
         self._closed = False
         encoded = encode(key, "key")
-        with group.context._call() as lib:
+        with group._context._call() as lib:
             check(
                 lib.unjamRegister(
                     group._handle,
@@ -62,8 +64,8 @@ class Collective:
                     ctypes.byref(self._handle),
                 )
             )
-            if group.context._tracing:
-                group._note_key(key, encoded)
+        if group._context._tracing:
+            group._note_key(key, encoded)
 
     def __repr__(self) -> str:
         return f"<unjam.Collective {self._name()}, {self._dtype.label}>"
@@ -91,67 +93,37 @@ class Collective:
         """Element type of its buffers."""
         return self._dtype
 
-    def run(
-        self,
-        x: Any,
-        out: Any = None,
-        *,
-        callback: Callable[[Request], object] | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-    ) -> Request:
+    @spelled_out(RunOptions)
+    def run(self, x: Any, out: Any = None, **options: Unpack[RunOptions]) -> Request:
         """Invokes it, as the group's call of the same kind does.
 
         Args:
             x: as in the call of the kind. Raw memory is taken as the registered type.
             out: as in the call of the kind; None means in place where that exists.
-            callback: ``callback(request)`` on completion, from the context's callback thread.
-            stream: as in the call of the kind.
-            in_stream: as in the call of the kind.
+            options: callback, stream and in_stream, as in the call of the kind.
 
         Raises:
             InvalidArgument: wrong size, type or memory; nothing was submitted.
             InvalidUsage: deregistered, or the context is closed.
         """
+        given = read(RunOptions, options, "run")
         group = self._group
         if self._closed or group._closed:
             what_is = "is deregistered" if self._closed else "has lost its group, which is closed"
             raise InvalidUsage(f"{self._name()} {what_is}: register it again")
-        if callback is not None:
-            _arguments.check_callback(callback)
         what = _arguments.for_kind(
             self._kind, x, out, group.rank, group.size, self._root, self._dtype
         )
-        context = group.context
-        check_place(what.place, context._place, context.rank)
-        queue, order = call_stream(stream, in_stream, context._place)
-        request = Request(context, self._what, what.output, what.keep, callback, queue, in_stream)
-        number, address, options = 0, None, None
-        if callback is not None:
-            number, address = _completion.register(request), _completion.ADDRESS
-        if number or order or self._algorithm is not None:
-            options = ctypes.byref(call_options(0, address, number, queue, order, self._algorithm))
-        if not context._enter():
-            _completion.forget(number)
-            raise context._closed_error()
-        try:
-            code = library().unjamRunWithOptions(
-                self._handle,
-                what.send,
-                what.recv,
-                what.elements,
-                options,
-                ctypes.byref(request._handle),
-            )
-            if code:
-                check(code)
-        except BaseException:
-            if not request._handle:
-                _completion.forget(number)
-            raise
-        finally:
-            context._leave()
-        return request
+        arguments = (self._handle, what.send, what.recv, what.elements)
+        return submit(
+            group._context,
+            self._what,
+            what,
+            given,
+            self._algorithm,
+            "unjamRunWithOptions",
+            arguments,
+        )
 
     def close(self) -> None:
         """Deregisters it; closing its context does so too. May be repeated.
@@ -161,7 +133,7 @@ class Collective:
         """
         if self._closed:
             return
-        context = self._group.context
+        context = self._group._context
         if context._enter():
             try:
                 check(library().unjamDeregister(self._handle))
@@ -169,14 +141,6 @@ class Collective:
                 context._leave()
         self._closed = True
 
-    def __enter__(self) -> Collective:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def _end_block(self, failed: bool) -> None:
+        if not failed:  # a run of a failed block may be pending
             self.close()

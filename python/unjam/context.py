@@ -6,27 +6,30 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from . import _abi, _arguments, _completion, _ending
 from . import _limits as limits
+from ._closing import ClosesAtEnd
 from ._config import make_config
+from ._context_handle import ContextHandle
 from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
+from ._explanation import explanation_lines
+from ._interrupt import SLICE_S, interruptible
 from ._lib import check, last_error, library, read_json
 from ._log import logger
 from .group import Group
 from .memory import Memory
 from .registration import Registration
-from .request import SLICE_S
 from .request import forked as forked_requests
 from .stats import Stats
 from .trace import TraceEvent, read_trace
 
-# Strong: a context lives until it is closed, at the latest at exit. A dict, for its order.
+# The references are strong: a context lives until it is closed, at the latest at exit. A dict keeps
+# their order.
 _open: dict[Context, None] = {}
 _open_lock = threading.Lock()
 _LONGEST_STEP_S = 1e9  # of a wait in C, whose microseconds are an int64
@@ -144,6 +147,16 @@ def init_all(nranks: int, **config: Any) -> Contexts:
     )
 
 
+def _find_place(handle: Any, settings: _abi.Config) -> int:
+    """As ``_devices`` counts places; the library is asked, which deals out the GPUs."""
+    if settings.device == 0 or (settings.device < 0 and "UNJAM_DEVICE" not in os.environ):
+        return HOST
+    info: dict[str, Any] = read_json(
+        lambda buffer, size, needed: library().unjamInfo(handle, buffer, size, needed)
+    )
+    return HOST if info["device"] == "host" else int(info["kernel"]["device"])
+
+
 def _check_ranks(nranks: Any) -> int:
     number = _arguments.index(nranks, "nranks")
     if not 1 <= number <= limits.RANKS:
@@ -151,7 +164,7 @@ def _check_ranks(nranks: Any) -> int:
     return number
 
 
-class Context:
+class Context(ContextHandle, ClosesAtEnd):
     """One rank of a job. Made by :func:`init` or :func:`init_all`; close it when done.
 
     As a context manager it closes itself at the end of the block; if the block raises, it aborts
@@ -162,25 +175,11 @@ class Context:
         self, handle: Any, rank: int, size: int, settings: _abi.Config, unique_id: bytes = b""
     ) -> None:
         """Made by :func:`init` and :func:`init_all`, not by users."""
-        self._handle = handle
+        tracing = bool(settings.trace_events or os.environ.get("UNJAM_TRACE_EVENTS"))
+        super().__init__(handle, rank, size, _find_place(handle, settings), tracing)
         self._job: object = unique_id or object()  # equal for ranks of one job
-        self._rank = rank
-        self._size = size
-        self._place = self._find_place(settings)
         self._residency_s = settings.residency_us * 1e-6
-        self._tracing = bool(settings.trace_events or os.environ.get("UNJAM_TRACE_EVENTS"))
-        self._names: dict[int, tuple[str, str]] = {}  # key hash -> (group, key), while tracing
-        # C calls under way hold the handles; close() waits for them. Re-entrant: a request's
-        # finaliser may run at any place of the thread that holds the lock.
-        self._guard = threading.RLock()
-        self._idle = threading.Condition(self._guard)
-        self._users = 0
-        self._closing = False
-        self._closed = False
-        self._registrations: dict[Registration, None] = {}  # in the order of their making
         self._aborted = False
-        # In a child of fork() that has not made this context: the library refuses its calls.
-        self.inherited = False
         with _open_lock:
             _open[self] = None
         _ending.at_exit(_end_all)
@@ -188,26 +187,6 @@ class Context:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"<unjam.Context rank {self._rank} of {self._size}{state}>"
-
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """Ranks of the job."""
-        return self._size
-
-    @property
-    def device(self) -> str:
-        """Where its engine runs and its buffers are: "host", or "cuda:" and the index."""
-        return "host" if self._place == HOST else f"cuda:{self._place}"
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` has succeeded."""
-        return self._closed
 
     # ---- groups ----
 
@@ -234,17 +213,6 @@ class Context:
                 ) from None
             members = [_arguments.integer(rank, "rank") for rank in members]
         return Group(self, members, name)
-
-    def absent(self) -> list[int]:
-        """Ranks that are no longer there: their process died, or they were aborted or closed.
-
-        After a :class:`~unjam.Peer` error the survivors go on with ``Group.shrink``.
-        """
-        ranks = (ctypes.c_int * self._size)()
-        count = ctypes.c_int()
-        with self._call() as lib:
-            check(lib.unjamContextAbsent(self._handle, ranks, self._size, ctypes.byref(count)))
-        return list(ranks[: count.value])
 
     # ---- memory ----
 
@@ -312,32 +280,8 @@ class Context:
                 "a callback must not close its own context: close it in another thread"
             )
         stored_into = self._may_be_stored_into()
-        with self._idle:
-            while self._closing:
-                self._idle.wait()
-            if self._closed:
-                return
-            self._closing = True
-            try:
-                while self._users:
-                    self._idle.wait()
-            except BaseException:
-                self._closing = False
-                self._idle.notify_all()
-                raise
-        code = _abi.ERROR_INTERNAL
-        message = ""
-        try:
-            code = library().unjamDestroy(self._handle)
-            if code:
-                message = last_error(code)
-        finally:
-            with self._idle:
-                self._closing = False
-                self._closed = code == _abi.SUCCESS
-                self._idle.notify_all()
-        if code:
-            raise make_error(code, message)
+        if not self._destroy():
+            return
         for registration in list(self._registrations):
             if stored_into:
                 registration._keep()
@@ -352,18 +296,10 @@ class Context:
             return False
         return self._aborted or self.info()["windows"]["retired"] != 0
 
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _end_block(self, failed: bool) -> None:
         if self.inherited:  # it is for the parent to end it
             return
-        if kind is None:
+        if not failed:
             try:
                 self.close()
             except InvalidUsage:
@@ -392,8 +328,8 @@ class Context:
         """
         _arguments.check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        # Every C call starts looking anew, so a slice must be long enough for an engine's longest
-        # stay; only the main thread needs slices, because only it gets Ctrl-C.
+        # Every C call begins to look anew, so a slice shorter than an engine's longest stay would
+        # never see its end. Only the main thread needs slices, because only it gets Ctrl-C.
         sliced = threading.current_thread() is threading.main_thread()
         longest = max(0.5, 8 * self._residency_s)
         slice_s = SLICE_S
@@ -402,7 +338,7 @@ class Context:
             step = remaining
             if sliced and (step is None or step > slice_s):
                 step = slice_s
-            # (Where C has no number for it, the next step takes the rest.)
+            # Where C has no number for it, the next step takes the rest.
             microseconds = -1 if step is None else int(min(step, _LONGEST_STEP_S) * 1e6)
             with self._call() as lib:
                 code = lib.unjamDeviceSynchronize(self._handle, microseconds)
@@ -476,113 +412,22 @@ class Context:
             )
         return make_error(code.value, text.value.decode("utf-8", "replace")) if code.value else None
 
-    # ---- inside ----
 
-    def _find_place(self, settings: _abi.Config) -> int:
-        """As ``_devices`` counts places; the library is asked, which deals out the GPUs."""
-        if settings.device == 0 or (settings.device < 0 and "UNJAM_DEVICE" not in os.environ):
-            return HOST
-        info: dict[str, Any] = read_json(
-            lambda buffer, size, needed: library().unjamInfo(self._handle, buffer, size, needed)
-        )
-        return HOST if info["device"] == "host" else int(info["kernel"]["device"])
-
-    # ---- inside: guards around C calls ----
-
-    def _enter(self) -> bool:
-        """Holds the handles for a C call; False if the context is closed. Pair with _leave()."""
-        with self._guard:
-            while self._closing:
-                if _completion.callback_context() is self:
-                    return False  # close() is waiting for this callback
-                self._idle.wait()
-            if self._closed:
-                return False
-            self._users += 1
-            return True
-
-    def _leave(self) -> None:
-        with self._guard:
-            self._users -= 1
-            if self._closing and not self._users:
-                self._idle.notify_all()
-
-    @contextmanager
-    def _call(self) -> Iterator[Any]:
-        if not self._enter():
-            raise self._closed_error()
-        try:
-            yield library()
-        finally:
-            self._leave()
-
-    def _closed_error(self) -> InvalidUsage:
-        return InvalidUsage(
-            f"the context of rank {self._rank} is closed: call before the end of its `with` block "
-            "or its close(), or join a new job"
-        )
-
-    def _disown(self) -> None:
-        """In a child of fork()."""
-        self.inherited = True
-        self._guard = threading.RLock()
-        self._idle = threading.Condition(self._guard)
-        self._users = 0
-        self._closing = False
-
-    def _free_request(self, handle: Any, keep: tuple[Any, ...] | None) -> None:
-        """From a request's finaliser: must not wait.
-
-        Args:
-            handle: of the request.
-            keep: what must stay alive until it is complete; None if it is known to be.
-        """
-        if self.inherited:
-            return
-        with self._idle:
-            if self._closing:
-                if keep is not None:  # for as long as it takes
-                    _completion.register(_completion.Remains(self, keep))
-                return
-            closed = self._closed
-            self._users += 1
-        try:
-            lib = library()
-            done = ctypes.c_int(closed or keep is None)
-            if not done.value:
-                lib.unjamTest(handle, ctypes.byref(done))
-            if keep is not None and not done.value:
-                number = _completion.register(_completion.Remains(self, keep))
-                # Where that fails, the buffers stay until the context is closed.
-                lib.unjamOnDone(handle, _completion.ADDRESS, number)
-            lib.unjamRequestFree(handle)
-        finally:
-            self._leave()
-
-
-class Contexts(list[Context]):
+class Contexts(list[Context], ClosesAtEnd):
     """All contexts of a job made by :func:`init_all`, by rank; a context manager over them."""
 
-    def __enter__(self) -> Contexts:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
+    def _end_block(self, failed: bool) -> None:
+        if failed:
             for context in self:
                 if not context.inherited:
                     context.abort()
         first: UnjamError | None = None
         for context in self:
             try:
-                context.__exit__(kind, error, traceback)
+                context._end_block(failed)
             except UnjamError as failure:
                 first = first or failure
-        if first is not None and kind is None:
+        if first is not None and not failed:
             raise first
 
     def abort(self) -> None:
@@ -595,49 +440,6 @@ class Contexts(list[Context]):
         "refuses."""
         for context in self:
             context.close()
-
-
-def interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
-    """Runs `work`, which blocks in C; in the main thread so that signals get through.
-
-    After a KeyboardInterrupt, or what another handler raises, the work goes on in its own thread,
-    and is undone if it succeeds.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        work()
-        return
-    lock = threading.Lock()
-    state = {"finished": False, "abandoned": False}
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-        with lock:
-            state["finished"] = True
-            abandoned = state["abandoned"]
-        if abandoned and not errors:
-            undo()
-        done.set()
-
-    thread = threading.Thread(target=body, name="unjam-init", daemon=True)
-    thread.start()
-    try:
-        # In slices: a signal may be another thread's, which does not wake this one.
-        while not done.wait(0.05):
-            pass
-    except BaseException:
-        with lock:
-            state["abandoned"] = True
-            finished = state["finished"]
-        if finished and not errors:
-            undo()
-        raise
-    if errors:
-        raise errors[0]
 
 
 def open_contexts() -> list[Context]:
@@ -664,56 +466,12 @@ def explain() -> str:
         with suppress(UnjamError):
             told[context._job] = [
                 f"job of {context.size} ranks",
-                *_explanation_lines(context.explain()),
+                *explanation_lines(context.explain()),
             ]
     for jobs in _explained_too:
         for size, explanation in jobs():
-            told[object()] = [f"job of {size} ranks", *_explanation_lines(explanation)]
+            told[object()] = [f"job of {size} ranks", *explanation_lines(explanation)]
     return "\n".join(line for lines in told.values() for line in lines)
-
-
-def _ranks_text(call: dict[str, Any], name: str) -> str:
-    text = ", ".join(map(str, call[name])) or "none"
-    more = call.get(f"{name}_more")
-    return f"{text}, … ({more} more)" if more else text
-
-
-def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
-    for rank in explanation["ranks"]:
-        yield f"rank {rank['rank']}: {len(rank['pending'])} pending"
-        for call in rank["pending"]:
-            missing = _ranks_text(call, "not_called_by")
-            calling = _ranks_text(call, "called_by")
-            instead = f"; {call['instead']}" if call["instead"] else ""
-            several = len(call["engines"]) > 1
-            engines = ""
-            for engine in call["engines"]:
-                lane = f" of lane {engine['lane']}" if several else ""
-                engines += f"; engine{lane} waits for {_engine_text(engine)}"
-            yield (
-                f"  {call['what']}, key {call['key']!r} of group {call['group']!r}, use "
-                f"{call['n'] + 1}, since {call['age_ms'] / 1e3:.3f} s; called by: {calling}; "
-                f"not called by: {missing}{instead}{engines}"
-            )
-    if "ranks_more" in explanation:
-        yield f"… ({explanation['ranks_more']} more ranks)"
-    for absent in explanation["absent"]:
-        yield f"rank {absent['rank']}: {absent['why']}"
-    if "absent_more" in explanation:
-        yield f"… ({explanation['absent_more']} more that are absent)"
-    for cycle in explanation["cycles"]:
-        yield f"DEADLOCK: {cycle['text']}"
-
-
-def _engine_text(engine: dict[str, Any]) -> str:
-    what = engine["waits_for"]
-    if what == "turn":
-        return f"its turn: use {engine['n'] + 1} of the key is not complete"
-    if what not in ("data", "room"):
-        return "its start" if what == "start" else str(what)
-    who = "others" if engine["rank"] is None else f"rank {engine['rank']}"
-    way = "from" if what == "data" else "towards"
-    return f"{what} {way} {who} since {engine['since_ms'] / 1e3:.3f} s"
 
 
 def _forked() -> None:

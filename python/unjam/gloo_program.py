@@ -92,7 +92,7 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
     environment["PYTHONPATH"] = os.pathsep.join(
         path for path in (environment.get("PYTHONPATH", ""), package) if path
     )
-    # The folder is this process's: gloo ends the child's without a chance to tidy up.
+    # This process has the folder, for gloo ends the child without a chance to tidy up.
     with (
         tempfile.TemporaryDirectory(prefix="unjam-gloo-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile("w+") as log,
@@ -147,19 +147,22 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
         wrote = ("".join(lines) + said).strip()[-_TAIL:] or "silence"
         limit = f" in {start_s:g} s" if hung else ""
         raise RuntimeError(f"gloo could not be run in one order{limit}: {wrote}")
+    end, of_gloo = _end_of(lines, hung, status, said)
+    return GlooTry(iterations, sound[0], sound[1], end, of_gloo, limit_s)
+
+
+def _end_of(lines: list[str], hung: bool, status: int, said: str) -> tuple[str, str]:
+    """How the calls in disorder ended, and what gloo said of it."""
     of_gloo = gloo_words(said)
     if "wrong\n" in lines:
-        end = "wrong"
-    elif lines.count("random\n") == _RANDOM:
-        end = "completed"
-    elif hung:
-        end = "hung"
-    elif of_gloo or status == -signal.SIGABRT:
-        end = "broke"
-    else:
-        end = "failed"
-        of_gloo = f"status {status}; {said.strip()[-_TAIL:] or 'silence'}"
-    return GlooTry(iterations, sound[0], sound[1], end, of_gloo, limit_s)
+        return "wrong", of_gloo
+    if lines.count("random\n") == _RANDOM:
+        return "completed", of_gloo
+    if hung:
+        return "hung", of_gloo
+    if of_gloo or status == -signal.SIGABRT:
+        return "broke", of_gloo
+    return "failed", f"status {status}; {said.strip()[-_TAIL:] or 'silence'}"
 
 
 def _sound(lines: list[str]) -> tuple[int, float] | None:
@@ -184,7 +187,7 @@ def main(words: Sequence[str]) -> None:
     """Is the child."""
     ranks, seed, iterations = (int(word) for word in words[:3])
     start_s, folder = float(words[3]), words[4]
-    # Before torch, whose import takes seconds.
+    # This comes before torch, whose import takes seconds.
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     import torch
     import torch.distributed as dist

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from . import _arguments, _completion
+from . import _arguments
 from ._arguments import Arguments
-from ._devices import call_options, call_stream, check_place
-from ._errors import InvalidArgument, InvalidType, InvalidUsage
+from ._context_handle import ContextHandle
+from ._errors import InvalidUsage
 from ._kinds import facts_of
 from ._lib import check, library
+from ._names import algorithm_name, encode
+from ._submit import submit
 from ._types import Kind, dtype_of, kind_of, op_of
 from .collective import Collective
+from .options import (
+    CallOptions,
+    CollectiveOptions,
+    Options,
+    TransferOptions,
+    read,
+    spelled_out,
+)
 from .request import Request
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    # What a user reads of a group's context is all of it; see test_imports.py.
     from .context import Context
 
 OnDone = Callable[[Request], object]
-
-# What calls take beside their data: key, priority, callback, stream, in_stream, algorithm.
-_How = tuple[str, int, OnDone | None, Any, bool, str | None]
 
 
 class Group:
@@ -38,32 +48,16 @@ class Group:
       context is on a CUDA device, on that device. Read-only ones serve as inputs. On the host ``x``
       must hold its values when the call is made; then it must stay untouched, and ``out`` must not
       be read, until the request is complete. The request keeps both alive.
-    * ``key``: the ordering channel. The n-th use of a key in this group is matched with the n-th
-      use of it on every other rank; different keys may be used in a different order on every rank.
-    * ``dtype``: what raw memory holds, such as "bfloat16" in a bytearray or a uint16 array. Types
-      that unjam does not know (bool, int16, complex numbers, …) raise InvalidArgument, which says
-      what to pass in their place.
-    * ``priority``: higher first, under ``order="priority"``.
-    * ``callback``: ``callback(request)`` on completion, from the context's callback thread. It may
-      submit, but must not wait for pending collectives of the same context.
-    * ``stream`` (CUDA only): a ``torch.cuda.Stream`` or a ``cudaStream_t`` as an int; None is
-      torch's current stream of the context's device (without torch: the legacy default stream).
-      The collective reads ``x`` after the work queued in the stream so far. The stream itself goes
-      on beside it: ``request.wait()`` makes a stream wait for the results.
-    * ``in_stream`` (CUDA only): True makes the call stand in the stream as a kernel would: work
-      queued in it afterwards sees the results, without a ``wait()``. Buffers are then kept alive by
-      the request only, as torch's allocator expects it of a kernel: memory of another stream needs
-      ``tensor.record_stream``.
-    * ``algorithm`` (of those that move a collective's data): the plan's algorithm for this call,
-      by a name that ``UNJAM_ALGORITHM`` takes; None leaves it to the configuration. Ranks must
-      agree on it.
+    * ``options``: the keywords ``key``, ``dtype``, ``priority``, ``callback``, ``stream``,
+      ``in_stream`` and ``algorithm``, which :mod:`unjam.options` explains. A barrier moves no data
+      and takes no ``dtype``; an ``algorithm`` is for collectives only.
 
     They raise InvalidArgument (wrong size, type, overlap, read-only output, not contiguous) or its
     subclass InvalidType (not memory), InvalidUsage (closed context) and Resources; then nothing was
     submitted. What goes wrong later is raised by the request: ranks that disagree, for one.
     """
 
-    def __init__(self, context: Context, ranks: list[int] | None, name: str) -> None:
+    def __init__(self, context: ContextHandle, ranks: list[int] | None, name: str) -> None:
         """Made by :meth:`unjam.Context.group`, not by users."""
         self._context = context
         self._name = name
@@ -89,7 +83,7 @@ class Group:
     @property
     def context(self) -> Context:
         """The context that the group belongs to."""
-        return self._context
+        return cast("Context", self._context)
 
     @property
     def name(self) -> str:
@@ -138,49 +132,31 @@ class Group:
 
     # ---- collectives at once ----
 
+    @spelled_out(CollectiveOptions)
     def all_reduce(
         self,
         x: Any,
         out: Any = None,
         *,
-        key: str = "",
         op: str = "sum",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """``out[i]`` = op over all ranks of their ``x[i]``; in place if `out` is None.
 
         Args:
             x: input, any number of elements, the same on all ranks.
             out: output of the same size; None: x receives the result.
-            key: see the class.
             op: "sum", "prod", "min", "max" or "avg".
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.ALL_REDUCE, x, out, dtype, how, op=op)
+        return self._collective(Kind.ALL_REDUCE, x, out, options, op=op)
 
+    @spelled_out(CollectiveOptions)
     def all_gather(
         self,
         x: Any,
         out: Any,
-        *,
-        key: str = "",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """Part r of `out` = rank r's `x`.
 
@@ -188,30 +164,18 @@ class Group:
             x: input, the same number of elements on all ranks. In place: the part of out that
                 belongs to this rank, ``out.reshape(size, -1)[rank]``.
             out: output of ``size`` times as many elements.
-            key: see the class.
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.ALL_GATHER, x, out, dtype, how)
+        return self._collective(Kind.ALL_GATHER, x, out, options)
 
+    @spelled_out(CollectiveOptions)
     def reduce_scatter(
         self,
         x: Any,
         out: Any,
         *,
-        key: str = "",
         op: str = "sum",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """``out[i]`` = op over all ranks of the `rank`-th part of their `x`.
 
@@ -219,32 +183,20 @@ class Group:
             x: input of ``size`` times as many elements as out.
             out: output. In place: the part of x that belongs to this rank,
                 ``x.reshape(size, -1)[rank]``.
-            key: see the class.
             op: "sum", "prod", "min", "max" or "avg".
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.REDUCE_SCATTER, x, out, dtype, how, op=op)
+        return self._collective(Kind.REDUCE_SCATTER, x, out, options, op=op)
 
+    @spelled_out(CollectiveOptions)
     def reduce(
         self,
         x: Any,
         out: Any = None,
         *,
         root: int = 0,
-        key: str = "",
         op: str = "sum",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """On root: ``out[i]`` = op over all ranks of their ``x[i]``, in place if `out` is None.
 
@@ -252,31 +204,19 @@ class Group:
             x: input, the same number of elements on all ranks; unchanged away from root.
             out: output of the same size, on root; not looked at elsewhere.
             root: rank in the group.
-            key: see the class.
             op: "sum", "prod", "min", "max" or "avg".
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.REDUCE, x, out, dtype, how, op=op, root=root)
+        return self._collective(Kind.REDUCE, x, out, options, op=op, root=root)
 
+    @spelled_out(CollectiveOptions)
     def broadcast(
         self,
         x: Any,
         out: Any = None,
         *,
         root: int = 0,
-        key: str = "",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """Every rank gets root's `x`: in its own x, or in `out` if given.
 
@@ -285,59 +225,34 @@ class Group:
                 out is given.
             out: output of the same size; on root x is copied there.
             root: rank in the group.
-            key: see the class.
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.BROADCAST, x, out, dtype, how, root=root)
+        return self._collective(Kind.BROADCAST, x, out, options, root=root)
 
+    @spelled_out(CollectiveOptions)
     def all_to_all(
         self,
         x: Any,
         out: Any,
-        *,
-        key: str = "",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """Part r of `out` = rank r's part of `x` for this rank.
 
         Args:
             x: input of ``size`` equal parts; part r goes to rank r.
             out: output of the same size, apart from x: an all-to-all is never in place.
-            key: see the class.
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.ALL_TO_ALL, x, out, dtype, how)
+        return self._collective(Kind.ALL_TO_ALL, x, out, options)
 
+    @spelled_out(CollectiveOptions)
     def gather(
         self,
         x: Any,
         out: Any = None,
         *,
         root: int = 0,
-        key: str = "",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """On root: part r of `out` = rank r's `x`.
 
@@ -346,30 +261,18 @@ class Group:
                 that belongs to it, ``out.reshape(size, -1)[root]``.
             out: output of ``size`` times as many elements, on root; not looked at elsewhere.
             root: rank in the group.
-            key: see the class.
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.GATHER, x, out, dtype, how, root=root)
+        return self._collective(Kind.GATHER, x, out, options, root=root)
 
+    @spelled_out(CollectiveOptions)
     def scatter(
         self,
         x: Any,
         out: Any,
         *,
         root: int = 0,
-        key: str = "",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
-        algorithm: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ) -> Request:
         """`out` = the `rank`-th part of root's `x`.
 
@@ -379,25 +282,14 @@ class Group:
             out: output. In place on root: the part of x that belongs to it,
                 ``x.reshape(size, -1)[root]``.
             root: rank in the group.
-            key: see the class.
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
-            algorithm: see the class.
+            options: see the class.
         """
-        how = (key, priority, callback, stream, in_stream, algorithm)
-        return self._collective(Kind.SCATTER, x, out, dtype, how, root=root)
+        return self._collective(Kind.SCATTER, x, out, options, root=root)
 
+    @spelled_out(CallOptions)
     def barrier(
         self,
-        *,
-        key: str = "",
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
+        **options: Unpack[CallOptions],
     ) -> Request:
         """Completes on no rank before all ranks have called it. Moves no data.
 
@@ -405,29 +297,20 @@ class Group:
         and does not wait for those of others.
 
         Args:
-            key: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
+            options: see the class.
         """
         what = _arguments.nothing(self._context._place)
-        how = (key, priority, callback, stream, in_stream, None)
-        return self._call("unjamBarrier", "barrier", what, (), how)
+        given = read(CallOptions, options, "barrier")
+        return self._call("unjamBarrier", "barrier", what, (), given)
 
     # ---- point to point ----
 
+    @spelled_out(TransferOptions)
     def send(
         self,
         x: Any,
         peer: int,
-        *,
-        key: str = "",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
+        **options: Unpack[TransferOptions],
     ) -> Request:
         """Sends `x` to rank `peer`, which calls :meth:`recv`.
 
@@ -439,48 +322,33 @@ class Group:
         Args:
             x: input; the receiver gives an output of the same size and type.
             peer: rank in the group; this one, too.
-            key: see the class.
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
+            options: see the class.
         """
-        peer = _arguments.check_peer(peer, self.size)
-        what = _arguments.source_only(x, dtype)
+        given = read(TransferOptions, options, "send")
+        peer = _arguments.check_rank(peer, "peer", self.size)
+        what = _arguments.source_only(x, given.dtype)
         arguments = (what.send, what.elements, what.dtype, peer)
-        how = (key, priority, callback, stream, in_stream, None)
-        return self._call("unjamSend", f"send to rank {peer}", what, arguments, how)
+        return self._call("unjamSend", f"send to rank {peer}", what, arguments, given)
 
+    @spelled_out(TransferOptions)
     def recv(
         self,
         out: Any,
         peer: int,
-        *,
-        key: str = "",
-        dtype: Any = None,
-        priority: int = 0,
-        callback: OnDone | None = None,
-        stream: Any = None,
-        in_stream: bool = False,
+        **options: Unpack[TransferOptions],
     ) -> Request:
         """Receives into `out` what rank `peer` sends; see :meth:`send`.
 
         Args:
             out: output, of the same size and type as the sender's x.
             peer: rank in the group, another one than this.
-            key: see the class.
-            dtype: see the class.
-            priority: see the class.
-            callback: see the class.
-            stream: see the class.
-            in_stream: see the class.
+            options: see the class.
         """
-        peer = _arguments.check_peer(peer, self.size)
-        what = _arguments.target_only(out, "out", dtype)
+        given = read(TransferOptions, options, "recv")
+        peer = _arguments.check_rank(peer, "peer", self.size)
+        what = _arguments.target_only(out, "out", given.dtype)
         arguments = (what.recv, what.elements, what.dtype, peer)
-        how = (key, priority, callback, stream, in_stream, None)
-        return self._call("unjamRecv", f"recv from rank {peer}", what, arguments, how)
+        return self._call("unjamRecv", f"recv from rank {peer}", what, arguments, given)
 
     def probe(self, peer: int, *, key: str = "") -> bool:
         """Whether `peer` has sent what this rank's next :meth:`recv` from it under `key` would get.
@@ -492,9 +360,8 @@ class Group:
             Peer: the peer is gone.
             InvalidArgument: `peer` is no other rank of the group.
         """
-        peer = _arguments.check_peer(peer, self.size)
-        if self._closed:
-            raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
+        peer = _arguments.check_rank(peer, "peer", self.size)
+        self._check_open()
         ready = ctypes.c_int(0)
         encoded = encode(key, "key")
         with self._context._call() as lib:
@@ -563,10 +430,9 @@ class Group:
             InvalidArgument: an unknown kind, type or operator, or a bad root or key; a kind that is
                 not registered (barrier, send_recv).
         """
-        root = _arguments.check_root(root, self.size)
+        root = _arguments.check_rank(root, "root", self.size)
         priority = _arguments.integer(priority, "priority")
-        if self._closed:
-            raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
+        self._check_open()
         return Collective(
             self,
             kind_of(kind),
@@ -585,109 +451,53 @@ class Group:
         kind: Kind,
         x: Any,
         out: Any,
-        dtype: Any,
-        how: _How,
+        options: CollectiveOptions,
         *,
         op: Any = None,
         root: int = 0,
     ) -> Request:
         """A call of `kind`; `op` and `root` are looked at where it has such."""
+        given = read(CollectiveOptions, options, _LABELS[kind])
         facts = facts_of(kind)
         if facts.has_root:
-            root = _arguments.check_root(root, self.size)
-        what = _arguments.for_kind(kind, x, out, self._rank, self.size, root, dtype)
+            root = _arguments.check_rank(root, "root", self.size)
+        what = _arguments.for_kind(kind, x, out, self._rank, self.size, root, given.dtype)
         arguments: tuple[Any, ...] = (what.send, what.recv, what.elements, what.dtype)
         if facts.reduces:
             arguments += (op_of(op),)
         if facts.has_root:
             arguments += (root,)
-        return self._call(facts.function, _LABELS[kind], what, arguments, how)
+        return self._call(facts.function, _LABELS[kind], what, arguments, given)
 
     def _call(
-        self, function: str, label: str, what: Arguments, arguments: tuple[Any, ...], how: _How
+        self,
+        function: str,
+        label: str,
+        what: Arguments,
+        arguments: tuple[Any, ...],
+        options: Options,
     ) -> Request:
         """One C call; `arguments` are what stands between key and options in its signature."""
-        key, priority, callback, stream, in_stream, algorithm = how
+        key = options.key
         encoded = encode(key, "key")
-        chosen = algorithm_name(algorithm)
-        context = self._context
+        algorithm = algorithm_name(options.algorithm)
+        self._check_open()
+        if self._context._tracing:
+            self._note_key(key, encoded)
+        name = (label, key, self._name)
+        arguments = (self._handle, encoded, *arguments)
+        return submit(self._context, name, what, options, algorithm, function, arguments)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
-        name = (label, key, self._name)
-        check_place(what.place, context._place, context.rank)
-        queue, order = call_stream(stream, in_stream, context._place)
-        request = Request(context, name, what.output, what.keep, callback, queue, in_stream)
-        if type(priority) is not int or not -1 << 31 <= priority < 1 << 31:
-            priority = _arguments.integer(priority, "priority")
-        number, address = 0, None
-        if callback is not None:
-            _arguments.check_callback(callback)
-            number, address = _completion.register(request), _completion.ADDRESS
-        options = None
-        if priority or number or order or chosen is not None:
-            options = ctypes.byref(call_options(priority, address, number, queue, order, chosen))
-        if not context._enter():
-            _completion.forget(number)
-            raise context._closed_error()
-        try:
-            code = getattr(library(), function)(
-                self._handle,
-                encoded,
-                *arguments,
-                options,
-                ctypes.byref(request._handle),
-            )
-            if code:
-                check(code)
-            if context._tracing:
-                self._note_key(key, encoded)
-        except BaseException:
-            if not request._handle:
-                _completion.forget(number)
-            raise
-        finally:
-            context._leave()
-        return request
 
     def _note_key(self, key: str, encoded: bytes) -> None:
         """While tracing: remembers the key's hash, by which events name it."""
         value = ctypes.c_uint64(0)
-        check(library().unjamKeyHash(self._handle, encoded, ctypes.byref(value)))
+        with self._context._call() as lib:
+            check(lib.unjamKeyHash(self._handle, encoded, ctypes.byref(value)))
         self._context._names[value.value] = (self._name, key)
 
 
 _LABELS = {kind: kind.label for kind in Kind}
-
-
-def encode(text: str, what: str) -> bytes:
-    """`text` for the C API, which ends strings at a NUL.
-
-    Raises:
-        InvalidArgument: it contains a NUL, or what UTF-8 cannot say.
-    """
-    if not isinstance(text, str):
-        raise InvalidType(f"{what} must be a str, not {type(text).__name__} {text!r}")
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"{what} {text!r} has no UTF-8 form (lone surrogates): use other characters"
-        ) from None
-    if b"\0" in encoded:
-        raise InvalidArgument(
-            f"{what} {text!r} contains a NUL character, which ends a string in C: leave it out"
-        )
-    return encoded
-
-
-def algorithm_name(algorithm: str | None) -> bytes | None:
-    """`algorithm` for the C API, which knows the names.
-
-    Raises:
-        InvalidType: not a name.
-    """
-    if algorithm is None:
-        return None
-    if not isinstance(algorithm, str):
-        raise InvalidType(f"algorithm must be a name, not {type(algorithm).__name__} {algorithm!r}")
-    return encode(algorithm, "algorithm")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from ._closing import ClosesAtEnd
+from ._context_handle import ContextHandle
 from ._devices import HOST
 from ._lib import check, library
 
-if TYPE_CHECKING:
-    from .context import Context
 
-
-class Memory:
+class Memory(ClosesAtEnd):
     """A piece of a rank's heap, in its device's memory. Made by :meth:`Context.alloc`.
 
     A buffer of bytes: in host memory it has the buffer protocol (``numpy.frombuffer(memory,
@@ -24,12 +23,13 @@ class Memory:
     context, of which it then keeps the memory.
     """
 
-    _context: Context
+    _context: ContextHandle
     _address = 0
     _bytes = 0
+    _free: Callable[[None, int], int]  # kept here: at the end of Python modules go first
 
     @staticmethod
-    def _allocate(context: Context, nbytes: int, place: int) -> Memory:
+    def _allocate(context: ContextHandle, nbytes: int, place: int) -> Memory:
         """For :meth:`Context.alloc`."""
         pointer = ctypes.c_void_p()
         with context._call() as lib:
@@ -69,17 +69,6 @@ class Memory:
         # In a child of fork() the address is another heap's, if it is any.
         if address and not self._context.inherited:
             check(self._free(None, address))
-
-    def __enter__(self) -> Memory:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self._address:

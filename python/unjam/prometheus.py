@@ -27,7 +27,7 @@ _ADAPTER = "_unjam_c10d"  # as unjam.torch calls it, which is not to be imported
 _LABELS = ("rank", "device", "world", "pid")
 _lock = threading.Lock()
 _numbers: dict[object, int] = {}  # by what contexts of one job share
-# Metric -> (of Stats, what it is).
+# Metric -> (the field of Stats, what it is).
 _COUNTERS = {
     "calls_submitted": ("submitted", "Calls that were made, sends and receives among them"),
     "calls_completed": ("completed", "Calls that ended, in error too"),
@@ -149,7 +149,7 @@ def _ranks() -> list[_Rank]:
     adapter = sys.modules.get(_ADAPTER)
     for place, job in enumerate(adapter.worlds() if adapter is not None else ()):
         number = f"torch{place or ''}"
-        # (A world that is closed meanwhile tells less with each question.)
+        # A world that is closed meanwhile tells less with each question.
         for text, struct, failed in zip(job.info(), job.stats(), job.failed(), strict=False):
             stats = Stats.from_struct(_abi.Stats.from_buffer_copy(struct))
             ranks.append(_Rank(number, json.loads(text), stats, failed))

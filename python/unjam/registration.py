@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _abi
 from ._arguments import integer
 from ._buffers import buffer_of, check_writable
+from ._closing import ClosesAtEnd
+from ._context_handle import ContextHandle
 from ._devices import check_place
 from ._errors import InvalidArgument, UnjamError
 from ._lib import check
 
-if TYPE_CHECKING:
-    from .context import Context
-
-# What peers may still store into, because a call into it has failed: to the end of the process.
+# Memory that peers may still store into, because a call into it has failed. It is kept to the end
+# of the process: freed, it could be another object's when they store.
 _stored_into: list[Any] = []
 
 
-class Registration:
+class Registration(ClosesAtEnd):
     """Memory that is registered with a context. Made by :meth:`Context.register_memory`.
 
     It lasts until :meth:`close`, also as a context manager, or until the context is closed; the
     context keeps it, and the array or tensor that was given, until then.
     """
 
-    def __init__(self, context: Context, memory: Any) -> None:
+    def __init__(self, context: ContextHandle, memory: Any) -> None:
         """For :meth:`Context.register_memory`."""
         self._context = context
         self._memory: Any = memory
@@ -96,7 +95,7 @@ class Registration:
                     self._end()
                 check(code)
         except UnjamError:
-            # Closed by another thread meanwhile.
+            # Another thread has closed the context meanwhile.
             if not self._context.closed:
                 raise
             self._end()
@@ -110,16 +109,8 @@ class Registration:
         """The context ends, and peers may be storing there."""
         _stored_into.append(self._memory)
 
-    def __enter__(self) -> Registration:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def _end_block(self, failed: bool) -> None:
+        if not failed:
             self.close()
             return
         # What has gone wrong in the block says more than what follows from it.

@@ -11,18 +11,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _arguments, _completion
+from ._context_handle import ContextHandle
 from ._devices import stream_of
 from ._errors import Aborted, InvalidArgument, InvalidUsage, Timeout, UnjamError, make_error
+from ._interrupt import SLICE_S
 from ._lib import check, last_error, library
 
 if TYPE_CHECKING:
+    # What a user reads of a request's context is all of it; see test_imports.py.
     from .context import Context
 
-# Longest time in one C call: Ctrl-C is noticed, and a closing context let go, after at most this.
-SLICE_S = 0.05
-
-# Guards every request's list of callbacks. Re-entrant: the garbage collector may run a user's
-# finaliser at any place of the thread that holds it.
+# Guards every request's list of callbacks. It is re-entrant, for the garbage collector may run a
+# user's finaliser at any place of the thread that holds it.
 _lock = threading.RLock()
 
 
@@ -58,7 +58,7 @@ class Request:
 
     def __init__(
         self,
-        context: Context,
+        context: ContextHandle,
         what: tuple[str, str, str],
         output: Any,
         keep: tuple[Any, ...],
@@ -67,7 +67,7 @@ class Request:
         in_stream: bool = False,
     ) -> None:
         """Made by groups and collectives, not by users; `stream` None: on the host device."""
-        self.context = context
+        self.context: Context = context  # type: ignore[assignment]  # there is no other handle
         self._what = what
         self._output = output
         self._keep: tuple[Any, ...] | None = keep
@@ -77,7 +77,8 @@ class Request:
         self._handle = ctypes.c_void_p()
         self._code: int | None = None  # result once known to be complete
         self._message = ""
-        # The library will call _finish(); else who finds the request complete does what it does.
+        # True: the library will call _finish(). Else its work is done by the thread that finds the
+        # request complete.
         self._watched = callback is not None
         # None once they have run.
         self._callbacks: list[Callable[[Request], object]] | None = (
@@ -96,7 +97,7 @@ class Request:
         return f"{kind} under key {key!r}{where} on rank {self.context.rank}"
 
     def __del__(self) -> None:
-        # Runs only when no thread is inside a wait.
+        # This runs only when no thread is inside a wait.
         handle = getattr(self, "_handle", None)
         if handle:
             known = self._code is not None or self._ordered
@@ -360,7 +361,7 @@ class Request:
     def _error(self) -> UnjamError:
         code = self._code or 0
         if not self._message and self._handle and self.context._enter():
-            # Completed before the submitting call had returned the handle.
+            # It was complete before the submitting call had returned the handle.
             try:
                 text = library().unjamRequestError(self._handle) or b""
                 self._message = text.decode("utf-8", "replace")

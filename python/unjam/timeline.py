@@ -182,7 +182,7 @@ def _wanted(event: TraceEvent, shown: dict[str, str], use: int | None) -> bool:
 def _row(rank: int, events: list[TraceEvent], end_ns: int | None) -> RankRow:
     row = RankRow(rank, lanes=1 + max((event.lane for event in events), default=0))
     for lane in range(row.lanes):
-        # Several at once where a lane sends of all that it has, then receives.
+        # There are several at once where a lane sends all that it has, then receives.
         running: dict[tuple[str, str, int], TraceEvent] = {}
         quit_ns: int | None = None
         mine = sorted((e for e in events if e.lane == lane), key=lambda event: event.time_ns)

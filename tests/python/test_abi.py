@@ -1,9 +1,12 @@
-"""The ctypes declarations are those of the C header."""
+"""The ctypes declarations are those of the C header, of which tools/abi.py makes them."""
 
 import ctypes
+import importlib
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +94,42 @@ def _abi_names():
         for field in ("policy", "order", "device")
         for name, value in _NAMED[field].items()
     }
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "tools")
+    before = set(sys.modules)
+    yield importlib.import_module("abi")
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_the_file_is_what_the_header_makes_of_it(header, tool):
+    assert Path(_abi.__file__).read_text() == tool.generated(header), (
+        "python/unjam/_abi.py is not current: run tools/abi.py --generate"
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "changed"),
+    [
+        ("  int32_t has_root;", "  int32_t has_root; int32_t more;"),
+        ("  UNJAM_ERROR_PEER = 6,", "  UNJAM_ERROR_PEER = 60,"),
+        ("unjamTest(unjamRequest_t request,", "unjamTest(unjamRequest_t request, int more,"),
+        ("#define UNJAM_VERSION_MINOR ", "#define UNJAM_VERSION_MINOR 9"),
+    ],
+)
+def test_a_change_of_the_header_is_noticed(header, tool, there, changed):
+    assert there in header
+    assert tool.generated(header.replace(there, changed)) != tool.generated(header)
+
+
+def test_what_the_tool_does_not_know_is_an_error(header, tool):
+    unknown = header.replace("unjamWait(unjamRequest_t request", "unjamWait(long double request")
+    assert unknown != header
+    with pytest.raises(tool.Failure, match="long double"):
+        tool.generated(unknown)
 
 
 def test_version(header):

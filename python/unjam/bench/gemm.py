@@ -150,29 +150,17 @@ def measure(
         if request.registered:
             context.register_memory(data)  # until the context is closed
         run = context.group(name="gemm").register_all_reduce("traffic", data.dtype).run
-        ways: dict[str, _Traffic] = {
-            "unjam": _BesideTraffic(partial(run, data, stream=traffic_stream)),
-            "unjam, in stream": _StreamTraffic(
-                partial(run, data, stream=traffic_stream, in_stream=True), traffic_stream
-            ),
-        }
-        if nccl is not None:
-            call = partial(nccl.all_reduce, data, traffic_stream)
-            ways["nccl"] = _StreamTraffic(call, traffic_stream)
+        ways = _ways(partial(run, data), data, nccl, traffic_stream)
         products()  # warms up
-        # (NCCL's first call returns when all ranks have made it: it must not be one that waits.)
-        for traffic in ways.values():
-            meet()
-            traffic.issue(1)
-            traffic.finish()
+        _warm_up(ways, meet)
         late = {f"{name}, waiting": traffic for name, traffic in ways.items()}
         found: dict[str, list[float]] = {name: [] for name in ("alone", *ways, *late)}
         rates: dict[str, list[float]] = {name: [] for name in ways}
         covered = dict.fromkeys(found, True)
         factor = 2 * (ranks - 1) / ranks * request.nbytes / 1e9
         for repetition in range(request.times):
-            # What a product takes depends by 0.03 on what was before it: nothing is always behind
-            # the same. (The same order on all ranks.)
+            # What a product takes depends on what was before it: so nothing comes always after the
+            # same. The order is the same on all ranks.
             for name in random.Random(repetition).sample(list(found), len(found)):
                 meet()
                 time.sleep(_SETTLES_S)
@@ -200,6 +188,27 @@ def measure(
         )
         for name, times in found.items()
     ]
+
+
+def _ways(
+    run: Callable[..., Any], data: Any, nccl: CudaNccl | None, stream: Any
+) -> dict[str, _Traffic]:
+    """The traffic beside the product, by its name. `run`: unjam's all-reduce of `data`."""
+    ways: dict[str, _Traffic] = {
+        "unjam": _BesideTraffic(partial(run, stream=stream)),
+        "unjam, in stream": _StreamTraffic(partial(run, stream=stream, in_stream=True), stream),
+    }
+    if nccl is not None:
+        ways["nccl"] = _StreamTraffic(partial(nccl.all_reduce, data, stream), stream)
+    return ways
+
+
+def _warm_up(ways: dict[str, _Traffic], meet: Callable[[], Any]) -> None:
+    # NCCL's first call returns when all ranks have made it: it must not be one that waits.
+    for traffic in ways.values():
+        meet()
+        traffic.issue(1)
+        traffic.finish()
 
 
 def _beside(

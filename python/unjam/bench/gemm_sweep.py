@@ -54,7 +54,7 @@ def run_gemm(sweep: GemmSweep, on_row: Callable[[Row], object]) -> list[Row]:
     """
     rows: list[Row] = []
     for lanes in sweep.lanes:
-        # (NCCL reads this once, as its first communicator is made: a job for each setting.)
+        # NCCL reads this once, as its first communicator is made: so each setting has its own job.
         channels = {name: str(lanes) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")}
         with Job(
             sweep.ranks, sweep.peer, sweep.limit_s, device="cuda", environment=channels

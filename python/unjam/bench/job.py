@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import unjam
 
+from .._closing import ClosesAtEnd
 from ..cuda import nccl
 from . import messages, worker
 from .barrier import SharedBarrier
@@ -33,7 +33,7 @@ class BenchError(Exception):
     """A rank died, hung, failed, or gave a wrong result; the message names it."""
 
 
-class Job:
+class Job(ClosesAtEnd):
     """The ranks of a benchmark, as processes or as threads. A context manager.
 
     :meth:`ask` sends one request to all ranks and gives their answers, by rank. It never waits
@@ -97,16 +97,12 @@ class Job:
             self._end(kill=True)
             raise
 
-    def __enter__(self) -> Job:
-        return self
+    def close(self) -> None:
+        """Ends the ranks, which have nothing to do any more."""
+        self._end(kill=False)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end(kill=kind is not None)
+    def _end_block(self, failed: bool) -> None:
+        self._end(kill=failed)
 
     def ask(self, request: object) -> list[Any]:
         """Sends `request` to every rank.

@@ -68,7 +68,7 @@ def commit() -> str | None:
 
 
 def _described(root: Path) -> str:
-    # (Without tags, and nothing is written there.)
+    # Without tags, and nothing is written there.
     words = ["describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     told = subprocess.run(
         ["git", "--no-optional-locks", "-C", str(root), *words],

@@ -50,7 +50,14 @@ _WIDTHS = {"ratio": 5, "": 5, "mode": 6, "plan": 6}  # of columns, alike in all 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's arguments."""
+    """Declares the command's arguments, in the order of the help."""
+    _add_what(parser)
+    _add_how(parser)
+    add_json_file(parser)
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    """What is measured."""
     parser.add_argument(
         "--device", choices=_DEVICES, default="host", help="where the data is (default: host)"
     )
@@ -100,6 +107,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="host: one call at a time, and its wait; on GPUs also device: queued in a stream, "
         "between events, and async: many outstanding (default: host)",
     )
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    """How long, in which memory, and beside what."""
     parser.add_argument(
         "--seconds",
         type=duration,
@@ -139,7 +150,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="settings of UNJAM_LANES, and of NCCL's channels, for --gemm (default: 1,2,4,8,16)",
     )
-    add_json_file(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,10 +10,10 @@ from .. import _abi
 from .. import _limits as limits
 from .._config import algorithms
 from .._errors import InvalidArgument
+from .._interrupt import interruptible
 from .._kinds import facts_of
 from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of
-from ..context import interruptible
 from .machine import Machine, device_number
 
 CLOCK_ONLY = ("ring_2d", "node_trees")

@@ -100,7 +100,7 @@ def _watch(children: Sequence[_Child], iterations: int, limit_s: float) -> NcclT
     begin = time.monotonic()
     began_random = 0.0
     while True:
-        # (Before reading, so that nothing is missed.)
+        # Before reading, so that nothing is missed.
         ended = [child.process.poll() is not None for child in children]
         told = [child.log.read_text(errors="replace").splitlines() for child in children]
         now = time.monotonic()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import Internal, InvalidArgument
+from .._interrupt import interruptible
 from .._lib import check, read_json
 from .._types import DType
-from ..context import interruptible
 from ..group import Group, OnDone
 from . import _abi
 from .layout import Layout, Placement, Tensor, Topology, tensors_of

@@ -14,8 +14,9 @@ from .. import _arguments, _completion
 from .._devices import call_options
 from .._errors import InvalidArgument, InvalidType, InvalidUsage
 from .._lib import check, read_json
+from .._names import encode
 from .._types import ARRAY_DTYPES, DType
-from ..group import Group, OnDone, encode
+from ..group import Group, OnDone
 from ..request import Request
 from . import _abi
 

@@ -8,11 +8,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from .. import _abi, _lib
 from .. import _limits as limits
+from .._closing import ClosesAtEnd
 from .errors import InputError
 from .job import MODELS, MOST_ROUNDS, ORDERS, SEMANTICS, Job, whole
 
@@ -127,7 +127,7 @@ def default_threads() -> int:
     return min(len(os.sched_getaffinity(0)), 64)
 
 
-class Simulator:
+class Simulator(ClosesAtEnd):
     """A job, ready to be run. Use as a context manager.
 
     Raises:
@@ -160,17 +160,6 @@ class Simulator:
                 field, reason = "job", field
             raise InputError(field, reason)
         _lib.check(code)
-
-    def __enter__(self) -> Simulator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Frees the library's part; harmless twice."""

@@ -203,7 +203,12 @@ def read_traces(paths: Sequence[Path]) -> Trace:
     return _combine([ranks[rank] for rank in sorted(ranks)])
 
 
-def _combine(ranks: list[RankTrace]) -> Trace:
+def _members_of(ranks: list[RankTrace]) -> tuple[dict[str, set[int]], dict[str, str]]:
+    """The ranks and the name of each group.
+
+    Raises:
+        InputError: there is no group, or a rank of one has no trace.
+    """
     known = {trace.rank for trace in ranks}
     members: dict[str, set[int]] = {}
     names: dict[str, str] = {}
@@ -225,6 +230,11 @@ def _combine(ranks: list[RankTrace]) -> Trace:
                     file=str(trace.file),
                 )
             members[group] |= set(listed)
+    return members, names
+
+
+def _combine(ranks: list[RankTrace]) -> Trace:
+    members, names = _members_of(ranks)
     # The ring buffers of the ranks may begin and end at different collectives.
     seqs: dict[int, dict[str, set[int]]] = {}
     for trace in ranks:
@@ -300,6 +310,23 @@ def _natural(text: str) -> list[Any]:
             re.findall(r"\d+|\D+", text)]  # fmt: skip
 
 
+def _last_call(
+    trace: RankTrace, group: str, made: set[int] | None, has_transfers: bool
+) -> tuple[int | None, str]:
+    """The number of a rank's last call of a group, -1 for none; or why the trace does not tell."""
+    last = trace.called.get(group)
+    if not trace.ends:
+        return last, "a profile is a window, and the rank went on"
+    if made:
+        return max(made), ""
+    if trace.whole:
+        return -1, ""
+    # Where there are transfers, the number may be that of one.
+    if last is not None and (last <= 0 or not has_transfers):
+        return last, ""
+    return last, "its ring buffer has lost its oldest calls"
+
+
 def find_hang(
     ranks: Sequence[RankTrace],
     members: dict[str, set[int]],
@@ -352,18 +379,7 @@ def find_hang(
             continue
         for group in groups_of[trace.rank]:
             made, numbers = seqs[trace.rank].get(group), made_by_any[group]
-            last = trace.called.get(group)
-            if not trace.ends:
-                reason = "a profile is a window, and the rank went on"
-            elif made:
-                last, reason = max(made), ""
-            elif trace.whole:
-                last, reason = -1, ""
-            elif last is not None and (last <= 0 or group not in transfers):
-                # (Where there are transfers, the number may be that of one.)
-                reason = ""
-            else:
-                reason = "its ring buffer has lost its oldest calls"
+            last, reason = _last_call(trace, group, made, group in transfers)
             if reason:
                 after = bisect.bisect_right(numbers, max(made, default=-1) if made else -1)
                 if after < len(numbers):

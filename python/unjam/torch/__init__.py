@@ -35,7 +35,7 @@ def _autoload() -> None:
         )
 
 
-# Behind _autoload: importing torch comes back here for it.
+# These come after _autoload, for which importing torch comes back here.
 from . import ddp, fsdp  # noqa: E402
 from ._register import register  # noqa: E402
 from .collectives import (  # noqa: E402

@@ -21,7 +21,7 @@ NAME = "_unjam_c10d"
 SOURCES = Path(__file__).resolve().parent / "csrc"
 PREBUILT = Path(__file__).resolve().parent / "prebuilt"  # of a wheel; a checkout has none
 BUILDING = "build-"  # what folders are called in which an adapter is being compiled
-# In front of what the compiler adds at the end: who is found first is taken.
+# It comes before what the compiler adds at the end, for the first that is found is taken.
 _SHARED_CXX = "-l:libstdc++.so.6"
 _FLAGS = (
     "-std=c++20",
@@ -200,7 +200,7 @@ def link(program: str, inputs: Sequence[str], result: Path) -> subprocess.Comple
     shared = subprocess.run([*command, _SHARED_CXX], capture_output=True, text=True)
     if shared.returncode == 0:
         return shared
-    # It is not where this compiler looks (a cross compiler's, another C++ library).
+    # It is not where this compiler looks: a cross compiler's, or another C++ library.
     return subprocess.run(command, capture_output=True, text=True)
 
 

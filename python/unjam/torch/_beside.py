@@ -48,8 +48,8 @@ def start(module: str, options: argparse.Namespace, words: Sequence[str]) -> int
 
     One that fails leaves the others waiting for it, so they are ended soon after.
     """
-    # Here, so that its port is bound before the ranks begin: one merely found free might be taken
-    # until rank 0 has imported torch.
+    # The store is made here, so that its port is bound before the ranks begin. A port that was
+    # merely found free might be taken until rank 0 has imported torch.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, "-m", module, *words, "--port", str(store.port), "--rank"]
     ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(options.ranks)]

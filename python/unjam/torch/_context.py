@@ -1,4 +1,4 @@
-"""The context behind process groups, for what stands on groups of unjam's own."""
+"""The context that process groups stand on, for what needs groups of unjam's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .._config import make_config
 from .._errors import InvalidArgument
 from ..context import Context
 from ..group import Group
+from . import _internals
 from .keys import unjam_backend
 
 
@@ -25,10 +26,10 @@ class WorldContext(Context):
         with _context._open_lock:  # not to be closed at exit
             _context._open.pop(self, None)
 
-    # Looked at by the base class, which sets it too.
+    # The base class looks at it, and sets it too.
     @property
     def _closed(self) -> bool:
-        return self._world.host_handle != self._handle.value
+        return bool(self._world.host_handle != self._handle.value)
 
     @_closed.setter
     def _closed(self, value: bool) -> None:
@@ -38,7 +39,7 @@ class WorldContext(Context):
         """Does nothing: process groups have it."""
 
 
-# By the name of a process group and its context's handle: every rank makes one group of each.
+# Groups by the name of a process group and its context's handle: every rank makes one of each.
 _groups: dict[tuple[str, int], Group] = {}
 
 
@@ -95,4 +96,4 @@ def limit_of(process_group: dist.ProcessGroup | Group | None) -> float | None:
         return None
     chosen = dist.group.WORLD if process_group is None else process_group
     assert chosen is not None
-    return float(unjam_backend(chosen).options._timeout.total_seconds())
+    return _internals.seconds_of(unjam_backend(chosen))

@@ -43,7 +43,7 @@ def extension() -> ModuleType:
         BuildError: it has to be compiled, and cannot be.
         LibraryError: libunjam.so was not found.
     """
-    # Without the lock, which a thread may hold that a fork() does not take along.
+    # This needs no lock, which a thread may hold that a fork() does not take along.
     loaded = sys.modules.get(NAME)
     if loaded is not None:
         return loaded
@@ -113,8 +113,8 @@ def found() -> Path | None:
     """
     wanted = target()
     for place in _places():
-        # What another user may have put into the temporary folder is not even looked at. (Nobody
-        # else can replace a folder that is found to be ours there.)
+        # What another user may have put into the temporary folder is not even looked at. A folder
+        # that is found to be ours there cannot be replaced by anybody else.
         if place != _temporary() or _is_private(place):
             path = place / wanted.folder() / f"{NAME}.so"
             if os.path.isfile(path):  # Path.is_file() raises where a folder may not be read
@@ -134,7 +134,7 @@ def _places() -> list[Path]:
     if asked:
         return [Path(asked).absolute()]
     places = []
-    # (A relative one is to be ignored, says the standard that it is of.)
+    # The XDG standard has programs ignore a relative one.
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(cache):
         places.append(Path(cache) / "unjam")
@@ -143,7 +143,7 @@ def _places() -> list[Path]:
     except RuntimeError:  # neither HOME nor a line in /etc/passwd
         pass
     else:
-        # ("/" is what those have whose HOME is empty, and containers' users without a home.)
+        # Users whose HOME is empty, and containers' users without a home, have "/".
         if home.is_absolute() and os.path.isdir(home) and home != Path("/"):
             places.append(home / ".cache" / "unjam")
     temporary = _temporary()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..request import SLICE_S
+from .._interrupt import SLICE_S
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -25,7 +25,7 @@ class Future(torch.futures.Future[T]):
 
     _take_over: ClassVar[Callable[[Any, Any], None]]  # torch's future becomes this instance's
 
-    def __init__(self, of: torch._C.Future, callbacks: Any) -> None:
+    def __init__(self, of: torch._C.Future[Any], callbacks: Any) -> None:
         """`of`: torch's future. `callbacks`: of the compiled module: where theirs are."""
         Future._take_over(self, of)
         self._callbacks = callbacks
@@ -52,7 +52,7 @@ def _within(scope: Any, callback: Callable[[Any], T], callbacks: Any) -> Callabl
     def run(future: Any) -> T:
         try:
             scope.enter()
-            # (torch hands over the instance that has added it, if that is alive; else another.)
+            # torch hands over the instance that has added it, if that is alive, else another one.
             return callback(Future(future, callbacks))
         finally:
             scope.leave()

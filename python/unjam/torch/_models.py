@@ -106,7 +106,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(size.width, size.width) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # As many heads as this rank holds.
+        # There are as many heads as this rank holds.
         heads = (
             f(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for f in (self.q, self.k, self.v)
         )

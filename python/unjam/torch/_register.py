@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from .. import _torch_settings as _settings
 from .._log import logger
+from . import _internals
 
 NAME = "unjam"
 
@@ -33,7 +34,7 @@ def register() -> None:
         ValueError: a variable that takes others' places is not valid. The backend is known all the
             same, and takes nobody's place.
     """
-    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+    if not dist.is_available() or _internals.is_registered(NAME):
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     default = _settings.DEFAULT.is_on()
@@ -62,35 +63,27 @@ def _name_the_default() -> None:
     Left to itself it looks up unjam in its map of devices, but goes on to call the group's backend
     "undefined" and to look for it under gloo's type, which DistributedDataParallel then misses.
     """
-    c10d = dist.distributed_c10d
-    make = c10d._new_process_group_helper
 
-    @functools.wraps(make)
-    def make_named(
-        size: int, rank: int, members: Any, backend: Any, *args: Any, **words: Any
-    ) -> Any:
-        if str(backend) == dist.Backend.UNDEFINED:
-            backend = dist.Backend(NAME)
-        return make(size, rank, members, backend, *args, **words)
+    def wrap(make: _internals.Maker) -> _internals.Maker:
+        @functools.wraps(make)
+        def make_named(
+            size: int, rank: int, members: Any, backend: Any, *args: Any, **words: Any
+        ) -> Any:
+            if str(backend) == dist.Backend.UNDEFINED:
+                backend = dist.Backend(NAME)
+            return make(size, rank, members, backend, *args, **words)
 
-    c10d._new_process_group_helper = make_named
+        return make_named
+
+    _internals.wrap_maker_of_groups(wrap)
 
 
 def _replace(names: list[str]) -> None:
-    """Wraps the one function through which torch makes process groups."""
-    c10d = dist.distributed_c10d
-    make = c10d._new_process_group_helper
+    """Groups that ask for one of these backends get unjam."""
     told = False
 
-    @functools.wraps(make)
-    def make_with_unjam(
-        size: int, rank: int, members: Any, backend: Any, store: Any, *args: Any, **words: Any
-    ) -> Any:
+    def say(asked: str) -> None:
         nonlocal told
-        asked = str(backend)
-        chosen = _renamed(asked, names)
-        if chosen == asked:
-            return make(size, rank, members, backend, store, *args, **words)
         if not told:
             told = True
             logger.warning(
@@ -98,19 +91,29 @@ def _replace(names: list[str]) -> None:
                 asked,
                 ",".join(names),
             )
-        # Options of the backend that was asked for mean nothing to this one.
-        if "backend_options" in words:
-            words["backend_options"] = None
-        elif len(args) > 1:
-            args = (args[0], None, *args[2:])
-        group, prefix_store = make(size, rank, members, dist.Backend(chosen), store, *args, **words)
-        if group in c10d._world.pg_map:
-            c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
-            if ":" in chosen:  # torch 2.11 looks for plug-ins by another name, and sets none
-                group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        return group, prefix_store
 
-    c10d._new_process_group_helper = make_with_unjam
+    def wrap(make: _internals.Maker) -> _internals.Maker:
+        @functools.wraps(make)
+        def make_with_unjam(
+            size: int, rank: int, members: Any, backend: Any, store: Any, *args: Any, **words: Any
+        ) -> Any:
+            asked = str(backend)
+            chosen = _renamed(asked, names)
+            if chosen == asked:
+                return make(size, rank, members, backend, store, *args, **words)
+            say(asked)
+            # Options of the backend that was asked for mean nothing to this one.
+            if "backend_options" in words:
+                words["backend_options"] = None
+            elif len(args) > 1:
+                args = (args[0], None, *args[2:])
+            made = make(size, rank, members, dist.Backend(chosen), store, *args, **words)
+            _internals.set_asked_backend(made[0], backend, chosen)
+            return made
+
+        return make_with_unjam
+
+    _internals.wrap_maker_of_groups(wrap)
 
 
 def _renamed(backend: str, names: list[str]) -> str:

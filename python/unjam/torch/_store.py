@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..request import SLICE_S
+from .._interrupt import SLICE_S
 
 
 def wait_for(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,8 @@ import torch.distributed as dist
 
 from .. import _ending
 from .. import _torch_settings as _settings
-from ..context import interruptible
+from .._interrupt import interruptible
+from . import _internals
 from ._extension import extension
 from ._store import wait_for
 
@@ -46,9 +46,7 @@ def create(options: Any, backend_options: Any) -> Any:
 
 def default_world(c10d: Any) -> Any:
     """That of the default process group; None if it has another backend."""
-    default = dist.distributed_c10d._get_default_group()
-    backends = [default._get_backend(device) for device in default._device_types]
-    for backend in backends:
+    for backend in _internals.backends_of(_internals.default_group()):
         if isinstance(backend, c10d.Backend):
             return backend.world()
     wrapped = dist.get_debug_level() == dist.DebugLevel.DETAIL
@@ -103,23 +101,14 @@ def _cuda_device() -> tuple[int, bool]:
     """
     if not _settings.CUDA.is_on() or not torch.cuda.is_available():
         return -1, False
-    bound = _bound_device()
-    if bound is not None:
-        return bound, True
+    bound = _internals.device_of_the_group_being_made()
+    if bound is not None and bound.type == "cuda" and bound.index is not None:
+        return bound.index, True
     current = torch.cuda.current_device()
     local = os.environ.get("LOCAL_RANK", "")
     if current == 0 and local.isdecimal() and int(local) < torch.cuda.device_count():
         return int(local), True
     return current, current != 0 or torch.cuda.is_initialized()
-
-
-def _bound_device() -> int | None:
-    """What init_process_group's ``device_id`` says: torch does not hand it to us."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
-        frame = frame.f_back
-    device = frame.f_locals.get("device_id") if frame is not None else None
-    return device.index if isinstance(device, torch.device) and device.type == "cuda" else None
 
 
 def _shut_down() -> None:

@@ -1,12 +1,13 @@
 """torch.distributed's collectives with a ``key``; all other arguments are torch's.
 
 ``unjam.all_reduce(x, group=g, async_op=True, key="x")`` is ``with unjam.key("x"):
-dist.all_reduce(x, group=g, async_op=True)``.
+dist.all_reduce(x, group=g, async_op=True)``. For type checkers: ``collectives.pyi``.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +26,10 @@ def _with_key(function: F) -> F:
         with under_key(key):
             return function(*args, **words)
 
+    signature = inspect.signature(function)
+    under = inspect.Parameter("key", inspect.Parameter.KEYWORD_ONLY, default="", annotation=str)
+    parameters = [*signature.parameters.values(), under]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__doc__ = (
         f"``torch.distributed.{function.__name__}`` under a key.\n\n    Args:\n        key: see "
         ":func:`unjam.torch.key`; empty: the one that is in force.\n    "

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from . import _internals
 from ._extension import extension
 from .keys import key, unjam_backend
 
@@ -28,7 +29,7 @@ def comm_hook(
 def keyed(model: DistributedDataParallel, prefix: str = "ddp") -> DistributedDataParallel:
     """Gives every bucket of gradients of ``model`` a key of its own; returns ``model``.
 
-    On CUDA the end of the backward pass orders the current stream behind the averages, as with
+    On CUDA the end of the backward pass orders the current stream after the averages, as with
     NCCL, and the host goes on; also where buckets are ready inside of an inner pass (reentrant
     checkpoints), for which DDP without it makes the host wait, as with hooks in Python.
 
@@ -51,7 +52,7 @@ def keyed(model: DistributedDataParallel, prefix: str = "ddp") -> DistributedDat
         model.register_comm_hook(model.process_group, hook)
         return model
     extension().average_by_keys(model.reducer, backend, prefix)
-    model.logger._set_comm_hook_name("unjam.torch.ddp.keyed")
+    _internals.set_hook_name(model, "unjam.torch.ddp.keyed")
     return model
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from . import _internals
 from ._extension import extension
 
 
@@ -55,36 +55,17 @@ def keyed_group(group: dist.ProcessGroup | None, name: str) -> dist.ProcessGroup
         ValueError: the group has another backend, or this rank is not in it.
     """
     _check_name(name)
-    c10d = dist.distributed_c10d
-    parent = c10d._get_default_group() if group is None else group
+    parent = _internals.default_group() if group is None else group
     if parent is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("this rank is not in the group: only members make a keyed group of it")
-    world = c10d._world
-    if parent not in world.pg_map:
+    if not _internals.is_known(parent):
         raise ValueError("the group was destroyed, or is not a process group of torch's")
-    full_name = f"{world.pg_names[parent]}#{_escaped(name)}"
-    for known, known_name in world.pg_names.items():
-        if known_name == full_name:
-            return known
-    backend = unjam_backend(parent)
-    backend_name, store = world.pg_map[parent]
-    made = dist.ProcessGroup(dist.PrefixStore(f"{full_name}/", store), parent.rank(), parent.size())
-    made._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-    if parent.bound_device_id is not None:
-        made.bound_device_id = parent.bound_device_id
-    keyed = backend.keyed(name)
-    for device in ("cpu", "cuda"):
-        made._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, keyed)
-    made._set_group_name(full_name)
-    made._set_group_desc(f"{parent.group_desc}#{name}")
-    world.pg_map[made] = (backend_name, store)
-    world.pg_names[made] = full_name
-    world.pg_group_ranks[made] = dict(world.pg_group_ranks[parent])
-    world.pg_backend_config[made] = world.pg_backend_config[parent]
-    tag = f"ptd:{full_name}"
-    world.pg_to_tag[made] = tag
-    world.tags_to_pg.setdefault(tag, []).append(made)
-    c10d._register_process_group(full_name, made)
+    full_name = f"{_internals.name_of(parent)}#{_escaped(name)}"
+    known = _internals.group_named(full_name)
+    if known is not None:
+        return known
+    keyed = unjam_backend(parent).keyed(name)
+    made: dist.ProcessGroup = _internals.add_group_like(parent, full_name, f"#{name}", keyed)
     return made
 
 
@@ -94,8 +75,7 @@ def unjam_backend(group: dist.ProcessGroup) -> Any:
     Raises:
         ValueError: it has another one.
     """
-    for device in group._device_types:
-        backend = group._get_backend(device)
+    for backend in _internals.backends_of(group):
         if isinstance(backend, extension().Backend):
             return backend
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
@@ -104,7 +84,7 @@ def unjam_backend(group: dist.ProcessGroup) -> Any:
             "unjam, if it is there, cannot be reached, and which compares calls in the program's "
             "order, so that keys are of no use: unset it"
         )
-    name = dist.distributed_c10d._world.pg_map.get(group, ("?", None))[0]
+    name = _internals.asked_backend_of(group)
     raise ValueError(f"the group's backend is {name!r}, not unjam")
 
 

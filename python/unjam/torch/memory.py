@@ -5,17 +5,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .. import _abi
+from .._closing import ClosesAtEnd
+from . import _internals
 from ._extension import extension
 from ._world import default_world
 
-# By device: the number of the heap that it is of, and the pool.
+# For each device: the number of the heap that the pool is of, and the pool.
 _pools: dict[int, tuple[int, torch.cuda.MemPool]] = {}
 
 
@@ -37,7 +38,7 @@ def memory_pool(device: Any = None) -> torch.cuda.MemPool:
     Raises:
         RuntimeError: no process group of unjam's uses that GPU, or there is no heap.
     """
-    index = torch.cuda._utils._get_device_index(device, optional=True)
+    index = _internals.cuda_index(device)
     number = int(extension().heap_on(index))
     if not number:
         raise RuntimeError(
@@ -68,7 +69,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     """
     place = torch.get_default_device() if device is None else torch.device(device)
     if place.type == "cuda":
-        index = torch.cuda._utils._get_device_index(place, optional=True)
+        index = _internals.cuda_index(place)
         with torch.cuda.use_mem_pool(memory_pool(index), index):
             return torch.empty(*size, dtype=dtype, device=torch.device("cuda", index))
     if place.type != "cpu":
@@ -81,7 +82,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     return tensor
 
 
-class Registration:
+class Registration(ClosesAtEnd):
     """A tensor's memory that is registered. Made by :func:`register_memory`.
 
     It lasts until :meth:`close`, also as a context manager, which is what the tensor is kept for;
@@ -123,21 +124,14 @@ class Registration:
         if code != _abi.SUCCESS:
             raise dist.DistBackendError(f"unjam: {why}")
 
-    def __enter__(self) -> Registration:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _end_block(self, failed: bool) -> None:
         # What has gone wrong in the block says more than what follows from it.
-        with contextlib.suppress(*([] if kind is None else [dist.DistBackendError])):
+        with contextlib.suppress(*([dist.DistBackendError] if failed else [])):
             self.close()
 
 
-# Those that are open: their tensors must not be freed. And tensors that peers may still store into.
+# Registrations that are open, whose tensors must not be freed; and tensors that peers may still
+# store into.
 _registered: dict[Registration, None] = {}
 _stored_into: list[torch.Tensor] = []
 

@@ -29,11 +29,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from . import _internals
 from ._extension import extension
 from ._store import wait_for
 
 Call = tuple[str, str, int, str]
-# What else of a call its rank tells: what the ranks agree on, its first tensor, where it was made.
+# A rank also tells what of a call the ranks agree on, its first tensor, and where it was made.
 Mark = tuple[str, str, str]
 _BETWEEN_TWO = "send from rank "
 
@@ -178,7 +179,7 @@ def _take() -> tuple[list[Call], list[Mark]]:
 
 def _compare(patience: timedelta) -> list[Finding]:
     """Every rank tells what it called; rank 0 reads it all, and waits so long for it."""
-    store = dist.distributed_c10d._get_default_store()
+    store = _internals.default_store()
     rank, size = dist.get_rank(), dist.get_world_size()
     prefix = f"unjam/order/{next(_comparisons)}"
     store.set(f"{prefix}/{rank}", json.dumps(_take()))
@@ -202,7 +203,7 @@ def mixed(calls: list[list[Call]], marks: list[list[Mark]], limit: int = 100) ->
     found: list[Mixed] = []
     known = [dict(zip(own, of, strict=True)) for own, of in zip(calls, marks, strict=True)]
     for rank, other in itertools.combinations(range(len(calls)), 2):
-        # By what has to be the same for two calls to be taken for each other.
+        # Two calls are taken for each other where all of this is the same.
         steps: dict[Any, dict[Any, dict[Any, Call]]] = defaultdict(lambda: defaultdict(dict))
         for call in calls[rank]:
             if call[3].startswith(_BETWEEN_TWO) or call not in known[other]:

@@ -68,8 +68,8 @@ def dump_flight_recorder(prefix: str | os.PathLike[str] | None = None) -> Path:
         )
     path = Path(f"{wanted}{_rank()}")
     data = pickle.dumps(flight_record(), protocol=2)  # as torch's own
-    # In one step: who waits for the file finds all of it.
-    # (With the mode that the umask gives: others collect it.)
+    # The file appears in one step: whoever waits for it finds all of it. The umask gives its mode,
+    # for others collect it.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         partial.write_bytes(data)
@@ -106,7 +106,7 @@ def _dump_on_timeout() -> None:
     switch = os.environ.get(_ON_TIMEOUT, "").strip().lower()
     if not prefix or switch in ("0", "n", "no", "false", "off"):
         return
-    with _dumping:  # who comes meanwhile may end the process behind this: it waits for the file
+    with _dumping:  # who comes meanwhile may end the process afterwards: it waits for the file
         if _dumped:
             return
         path = dump_flight_recorder(prefix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from .. import context
 from ._extension import extension
@@ -18,7 +19,7 @@ def explain() -> str:
     return context.explain()
 
 
-def _jobs() -> list[tuple[int, dict]]:
+def _jobs() -> list[tuple[int, dict[str, Any]]]:
     """(ranks, explanation) of each job that process groups have."""
     found = []
     for world in extension().worlds():
@@ -30,7 +31,7 @@ def _jobs() -> list[tuple[int, dict]]:
     return found
 
 
-def _name_other_tensors(job: dict, other: dict, kind: str) -> None:
+def _name_other_tensors(job: dict[str, Any], other: dict[str, Any], kind: str) -> None:
     """Adds to calls of ``job`` who has made them in ``other``, which neither job knows."""
     for rank, call in _pending(job):
         for peer, theirs in _pending(other):
@@ -43,7 +44,7 @@ def _name_other_tensors(job: dict, other: dict, kind: str) -> None:
                 call["instead"] = "; ".join(filter(None, (call["instead"], words)))
 
 
-def _pending(job: dict) -> Iterator[tuple[int, dict]]:
+def _pending(job: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     return ((rank["rank"], call) for rank in job["ranks"] for call in rank["pending"])
 
 

@@ -33,8 +33,8 @@ class AnySource {
     unjamDataType_t dtype;
     std::string alike;
     int size;
-    // CUDA: behind what the caller's stream held at the call. (That stream itself may hold more by
-    // now, for example something that waits for the rank that sends.)
+    // CUDA: it has come when the caller's stream has done what it held at the call. The stream
+    // itself may hold more by now, for example something that waits for the rank that sends.
     std::shared_ptr<c10::Event> called;
     int next = 0;  // where the next look begins, so that nobody starves; the looking thread's
     // Guarded by the lock.
@@ -56,8 +56,9 @@ class AnySource {
   }
 
   // Receives of a process group that ends: nobody can look for their senders any more. One that is
-  // being looked at ends behind that; waits: until it has, so that nothing uses the group any more,
-  // but not for long: it may be making a call that a full stream holds up. False: it still does.
+  // being looked at ends after that look. waits: until it has ended, so that nothing uses the group
+  // any more, but not for long: it may be making a call that a full stream holds up. False: one
+  // still uses it.
   bool cancel(const void* owner, const char* why, bool waits) {
     std::unique_lock lock(mutex_);
     const auto of_owner = [owner](const std::shared_ptr<Receive>& r) { return r->owner == owner; };
@@ -93,13 +94,13 @@ class AnySource {
     for (auto pause = kShortest;;) {
       bool found = false;
       for (const std::shared_ptr<Receive>& r : first_ones()) {
-        // Without the lock: a call under a key waits for one that a stream has no room for yet, and
+        // Without the lock: a call under a key may wait for one that a stream has no room for, and
         // whoever makes or cancels a receive must not wait for that.
         const bool over = matched(*r);
         {
           const std::lock_guard lock(mutex_);
           if (over) {
-            Call::leave(std::move(r->call));  // its tensors are not this thread's to free
+            keep_until_complete(std::move(r->call));  // its tensors are not this thread's to free
           } else if (r->cancelled != nullptr) {
             end(*r);
           } else {
@@ -144,7 +145,7 @@ class AnySource {
   // With the lock.
   static void end(Receive& r) {
     r.call->fail(UNJAM_ERROR_ABORTED, r.cancelled);
-    Call::leave(std::move(r.call));
+    keep_until_complete(std::move(r.call));
   }
 
   // True: the receive was made, or has failed.
@@ -162,8 +163,8 @@ class AnySource {
       int ready = 0;
       unjamResult_t code = unjamProbe(r.group, r.key.c_str(), from, &ready);
       if (code == UNJAM_SUCCESS && ready == 0) continue;
-      // Not in a stream, to be behind it: any that torch has to offer may be the user's, too, and
-      // wait for what comes after this receive.
+      // The receive is not made in a stream, to come after that: any stream that torch has to offer
+      // may be the user's, too, and wait for what comes after this receive.
       if (code == UNJAM_SUCCESS && r.called != nullptr && !r.called->query()) return false;
       unjamRequest_t request = nullptr;
       if (code == UNJAM_SUCCESS) {

@@ -45,7 +45,7 @@ UnjamBackend::UnjamBackend(std::shared_ptr<Groups> groups, int rank,
       prefix_(std::move(key_prefix)),
       name_(groups->name()),
       owns_world_(owns_world),
-      fate_(std::make_shared<Fate>(name_, prefix_)),
+      status_(std::make_shared<GroupStatus>(name_, prefix_)),
       groups_(std::move(groups)) {
   options_->group_name = name_;
   options_->global_ranks_in_group.assign(groups_->ranks().begin(), groups_->ranks().end());
@@ -67,14 +67,14 @@ std::shared_ptr<Groups> UnjamBackend::groups() const {
   const std::lock_guard lock(mutex_);
   TORCH_CHECK_WITH(DistBackendError, groups_ != nullptr, "unjam: process group ", name_,
                    " was destroyed (destroy_process_group, or the end of the process)");
-  TORCH_CHECK_WITH(DistBackendError, !fate_->aborted(), "unjam: process group ", name_,
+  TORCH_CHECK_WITH(DistBackendError, !status_->aborted(), "unjam: process group ", name_,
                    " was aborted on this rank: destroy it, and make another");
-  fate_->check();
+  status_->check();
   return groups_;
 }
 
 void UnjamBackend::abort() {
-  fate_->abort();
+  status_->abort();
   // A further group's own calls end here only; the default group's end is the rank's.
   const std::shared_ptr<Groups> groups = groups_or_null();
   if (owns_world_ && groups != nullptr) groups->world().abort();
@@ -83,7 +83,7 @@ void UnjamBackend::abort() {
 }
 
 std::shared_ptr<Groups> UnjamBackend::take_groups() {
-  fate_->end();
+  status_->end();
   const std::lock_guard lock(mutex_);
   return std::exchange(groups_, nullptr);
 }
@@ -95,17 +95,17 @@ void UnjamBackend::shutdown() {
   }
   {
     const std::shared_ptr<Groups> groups = take_groups();  // ends here
-    // Behind that: keyed() looks whether there are groups as it adds another.
+    // After that, for keyed() looks whether there are groups as it adds another.
     for (const auto& keyed : keyed_ones()) keyed->shutdown();
     if (!AnySource::get().cancel(this, "its process group was destroyed", /*waits=*/true)) {
-      TORCH_WARN("unjam: process group ", fate_->channel(),
+      TORCH_WARN("unjam: process group ", status_->channel(),
                  " was destroyed while a receive from any source was being made, which waits for "
                  "another call under its key that a full stream has no room for: that receive, and "
                  "the group's memory, end when the stream goes on");
     }
   }
   // Calls that are over keep their context, and its memory on the device.
-  Call::sweep(true);
+  release_complete(true);
   if (interrupted != nullptr) std::rethrow_exception(interrupted);
 }
 
@@ -131,7 +131,7 @@ void forked() {
   Executor::get().forked();
   AnySource::get().forked();
   Recorder::get().forked();
-  Call::forked();
+  forked_kept_calls();
 }
 
 std::vector<std::shared_ptr<World>> worlds() {
@@ -157,7 +157,8 @@ std::shared_ptr<World> default_world() {
 
 std::shared_ptr<World> UnjamBackend::owned_world() const {
   const std::lock_guard lock(mutex_);
-  return owns_world_ && !fate_->aborted() && groups_ != nullptr ? groups_->share_world() : nullptr;
+  return owns_world_ && !status_->aborted() && groups_ != nullptr ? groups_->share_world()
+                                                                  : nullptr;
 }
 
 c10d::ErrorType UnjamBackend::getError() {
@@ -188,7 +189,8 @@ c10::intrusive_ptr<c10d::Backend> UnjamBackend::split(
   const std::shared_ptr<Groups> mine = groups();
   std::vector<int> members;
   for (const int rank : ranks) members.push_back(mine->ranks().at(static_cast<std::size_t>(rank)));
-  // Not by torch's name, which counts the process groups of this rank: others may have more.
+  // torch's name does not serve: it counts the process groups of this rank, and others may have
+  // more.
   const std::string name = mine->next_split(prefix_, members);
   auto own = c10::make_intrusive<UnjamOptions>(options->timeout);
   auto groups = std::make_shared<Groups>(mine->share_world(), members, name);
@@ -200,8 +202,8 @@ c10::intrusive_ptr<UnjamBackend> UnjamBackend::keyed(const std::string& name) {
   auto keyed = c10::make_intrusive<UnjamBackend>(
       groups(), getRank(), c10::make_intrusive<UnjamOptions>(options_->timeout),
       join(prefix_, "#group " + escaped(name) + "#"), false);
-  // Letting go of the last weak reference destroys a backend, which takes the lock of all: not with
-  // this one.
+  // The end of the last weak reference destroys a backend, which takes the lock of all backends.
+  // With this lock held that could be a deadlock.
   std::vector<c10::weak_intrusive_ptr<UnjamBackend>> ended;
   bool over = false;
   {

@@ -24,7 +24,7 @@ struct UnjamOptions : c10d::Backend::Options {
       : c10d::Backend::Options("unjam", limit) {}
 };
 
-// What this rank has called, for unjam.check_order(): a line a call, in order, while it is on.
+// What this rank has called, for unjam.check_order(). While it is on, each call adds a line.
 class CallLog {
  public:
   static CallLog& get();
@@ -67,7 +67,7 @@ class UnjamBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
-  // The same group under a further key: local, and no new memory. Ends with this one.
+  // The same group under a further key. It is local, needs no memory, and ends with this one.
   c10::intrusive_ptr<UnjamBackend> keyed(const std::string& name);
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -124,14 +124,14 @@ class UnjamBackend : public c10d::Backend {
   const std::string prefix_;
   const std::string name_;
   const bool owns_world_;
-  const std::shared_ptr<Fate> fate_;
+  const std::shared_ptr<GroupStatus> status_;
   std::atomic<std::uint64_t> sequence_{0};
   mutable std::mutex mutex_;
   std::shared_ptr<Groups> groups_;                            // null once it is shut down
   std::vector<c10::weak_intrusive_ptr<UnjamBackend>> keyed_;  // keyed()'s
 };
 
-// Backends that have not been shut down: what the end of the process shuts down.
+// Shuts down, at the end of the process, the backends that nobody has shut down.
 void shutdown_all(std::int64_t patience_us);
 // In the child of a fork(): locks may be held by threads that are not there.
 void forked();

@@ -12,13 +12,13 @@ namespace {
 
 using c10d::OpType;
 
-// Part `i` of a buffer that holds tensors like `like` one behind the other, as they lie in memory.
+// Part `i` of a buffer that holds tensors like `like` one after the other, as they lie in memory.
 at::Tensor part_like(const at::Tensor& buffer, const at::Tensor& like, std::size_t i) {
   return buffer.as_strided(like.sizes(), like.strides(),
                            static_cast<std::int64_t>(i) * like.numel());
 }
 
-// The tensors' memory if they lie one behind the other already; else null.
+// The tensors' memory if they lie one after the other already; else null.
 void* adjacent(const Tensors& tensors) {
   auto* const base = static_cast<unsigned char*>(tensors.front().data_ptr());
   const std::size_t bytes = tensors.front().nbytes();
@@ -101,7 +101,7 @@ WorkPtr UnjamBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   return allreduce_coalesced(tensors, same);
 }
 
-// Where torch sends sparse CUDA tensors. (Those of the CPU come to allreduce().)
+// torch sends sparse CUDA tensors here, and those of the CPU to allreduce().
 WorkPtr UnjamBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   return allreduce(tensors, options);  // which says what to do
 }
@@ -210,7 +210,7 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   const bool even = same_sizes(into);
   Launch launch(*this, what, OpType::ALLGATHER, input.device(), !options.asyncOp, options.timeout,
                 !even);
-  // (Those who read flight recorders expect pieces of one size, but for "coalesced".)
+  // Readers of flight recorders expect pieces of one size, but for "coalesced".
   launch.observe({"unjam:all_gather", "all_gather", even ? "all_gather" : "coalesced"}, inputs,
                  into, false, true);
   launch.call().hold(input);

@@ -4,26 +4,7 @@
 // in the one that adds it if that was the case already. So which calls it comes between is not the
 // same on all ranks, and what it calls may not be matched by its order among them. It is matched by
 // what is the same everywhere: that it is called by a callback of this very operation.
-//
-// So it is made in a *context*, which is a further part of its key. A context is named by
-//  - the operation that the future is of: its process group, its key, and its number among the
-//    operations of those (in a callback they are numbered anew, and the callback's name comes
-//    first);
-//  - the callback's place among those that are added to futures of the operation outside of
-//    callbacks. What is chained to it has the same name, for it runs behind it.
-// A callback that is added *in* a callback, to whatever future, is named by that callback, and its
-// place among those that this one adds: two threads may add to one future, and which of them comes
-// first would be different on every rank.
-//
-// Numbers are told modulo kNames, since what a device knows of a key is kept for good. A name
-// passes to a later operation when no callback of the former one is under way or to come. If one
-// is, collectives in callbacks of the later one are refused, and if one is added to the former
-// afterwards, in that. What is called in callbacks of what a callback has called keeps the names of
-// all of them busy. (Where ranks add callbacks to such two in another order, each rank may have the
-// other one pass. So the numbers themselves are among what ranks must agree on, see who_calls().)
-//
-// Sends and receives have no contexts, for the other side is in another callback or in none: their
-// tags are told by the caller; and nothing is told for collectives in callbacks of theirs.
+// The rules are at class Operation.
 #pragma once
 
 #include <atomic>
@@ -40,9 +21,9 @@
 
 namespace unjam_torch {
 
-// ThreadKey::context where collectives are refused: nothing tells in which order callbacks in this
-// thread come (but if they are given a key, they go by that); the context's name is another one's;
-// there are too many contexts in contexts.
+// ThreadKey::context where collectives are refused, and why.
+// kUnordered: nothing tells in which order callbacks in this thread come. (A key tells it.)
+// kCrowded: another context has the name. kDeep: there are too many contexts in contexts.
 inline constexpr const char* kUnordered = "!unordered";
 inline constexpr const char* kCrowded = "!crowded";
 inline constexpr const char* kDeep = "!deep";
@@ -56,8 +37,8 @@ inline std::string hashed(const std::string& text) {
   return digits;
 }
 
-// Of one group and key, outside of callbacks or in one of them: numbers of operations, and whose
-// the names are.
+// The numbers of the operations of one group and key, outside of callbacks or in one of them, and
+// which operation has which name.
 class Names {
  public:
   static constexpr std::uint64_t kNames = 256;
@@ -106,7 +87,29 @@ class NamesByKey {
   std::unordered_map<std::string, std::shared_ptr<Names>> names_;
 };
 
-// A collective as contexts name it. Shared by all futures of one Work.
+// An operation as contexts name it. Shared by all futures of one Work.
+//
+// What a callback calls is made in a *context*, which is a further part of its key. A context is
+// named by
+//  - the operation that the future is of: its process group, its key, and its number among the
+//    operations of those (in a callback they are numbered anew, and the callback's name comes
+//    first);
+//  - the callback's place among those that are added to futures of the operation outside of
+//    callbacks. What is chained to it has the same name, for it runs after it.
+// A callback that is added *in* a callback, to whatever future, is named by that callback, and its
+// place among those that this one adds. Two threads may add to one future, and which of them comes
+// first would be different on every rank.
+//
+// Numbers are told modulo kNames, since what a device knows of a key is kept for good. A name
+// passes to a later operation when no callback of the former one is under way or to come. If one
+// is, collectives in callbacks of the later one are refused, and if one is added to the former
+// afterwards, collectives in that are. What is called in callbacks of what a callback has called
+// keeps the names of all of them busy. Where ranks add callbacks to such two operations in another
+// order, each rank may have the other one pass; so the numbers themselves are among what ranks must
+// agree on, see who_calls().
+//
+// Sends and receives have no contexts, for the other side is in another callback or in none. The
+// caller tells their tags, and nothing is told for collectives in callbacks of theirs.
 class Operation {
  public:
   // channel: its process group; key: that it was made under, with the scope that it was called in.
@@ -229,7 +232,7 @@ class Callbacks {
 
 namespace internal {
 
-// "#then GROUP#|KEY NUMBER", behind `outer`, the text of the operation in whose callback it is
+// "#then GROUP#|KEY NUMBER", after `outer`, the text of the operation in whose callback it is
 // called, and that callback's place. GROUP and KEY have "#" only doubled.
 inline std::string operation_text(const std::string& outer, const std::string& channel,
                                   const ThreadKey& key, std::uint64_t number) {

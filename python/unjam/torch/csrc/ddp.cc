@@ -6,7 +6,7 @@
 // bucket's future holds, complete at once, is the Work; it is waited for where the reducer takes
 // the result out of the future: in its stream then, on the CPU in its thread. (Without this hook
 // the future is completed just ahead of the reducer's wait, mostly: complete_after_backward() in
-// work.h. Here nothing depends on the pass's callbacks.)
+// call.h. Here nothing depends on the pass's callbacks.)
 #include "ddp.h"
 
 #include <memory>

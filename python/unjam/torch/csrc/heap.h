@@ -12,8 +12,8 @@ namespace unjam_torch {
 
 class World;
 
-// Whose heap the allocator of a GPU uses: of the contexts with a heap that are offered there the
-// first, until it is withdrawn, which is before it is destroyed.
+// Offers a context's heap to the allocator of a GPU, which uses the first that is offered there. It
+// must be withdrawn before the context is destroyed.
 void offer_heap(int device, unjamContext_t context);
 void withdraw_heap(unjamContext_t context);
 // A number of that offer, which no other one has; 0: there is none.

@@ -1,9 +1,9 @@
 // The key that a thread's calls are made under.
 //
-// It is kept where torch keeps what threads that work for another one take over from that
-// (at::ThreadLocalState): autograd evaluates the nodes of a backward pass on CUDA in threads of its
-// own, with what the thread had that called backward(). So `with unjam.key(…): loss.backward()`
-// holds for what hooks call.
+// torch keeps it among what a thread that works for another one takes over (at::ThreadLocalState).
+// Autograd evaluates the nodes of a backward pass on CUDA in threads of its own, with what the
+// thread had that called backward(). So `with unjam.key(…): loss.backward()` holds for what hooks
+// call.
 #pragma once
 
 #include <ATen/ThreadLocalPythonObjects.h>

@@ -22,13 +22,13 @@ namespace unjam_torch {
 // current stream. The operation consists of the requests that run() has made when done() is called.
 class UnjamBackend::Launch {
  public:
-  // sync: the caller's stream is to be behind the operation when the call returns. several: it
+  // sync: the caller's stream comes after the operation when the call returns. several: it
   // will have more than one request (none of them may hold up the stream before all are made).
   // more: added to the key, begins with "#".
   Launch(UnjamBackend& backend, const char* what, c10d::OpType type, at::Device device, bool sync,
          std::chrono::milliseconds timeout, bool several = false, const std::string& more = "")
       : backend_(backend),
-        groups_(swept(backend)),
+        groups_(without_complete_calls(backend)),
         group_(groups_->on(device)),
         guard_(device.is_cuda() ? std::optional<at::Device>(device) : std::nullopt),
         sync_(sync),
@@ -38,7 +38,7 @@ class UnjamBackend::Launch {
         common_key_(join(backend.prefix_, join(thread_key_.own, thread_key_.context))),
         more_(more),
         key_(join(common_key_, more)),
-        call_(std::make_shared<Call>(what, device, timeout_, backend.fate_, groups_, key_)) {
+        call_(std::make_shared<Call>(what, device, timeout_, backend.status_, groups_, key_)) {
     if (!device.is_cuda()) return;
     const c10::Stream stream = current_stream(device);
     options_.stream = stream.native_handle();
@@ -51,11 +51,11 @@ class UnjamBackend::Launch {
     comms_.reset();
     if (range_ != nullptr) range_->end_call();
     if (done_ || !call_->has_requests()) return;
-    // It failed on the way: what was begun still uses its tensors, and the other ranks will wait
+    // It has failed half way. What was begun still uses its tensors, and the other ranks will wait
     // for what was not.
-    backend_.fate_->break_off("is out of step with the other ranks, since " +
-                              std::string(call_->what()) + " failed half way on this rank");
-    Call::leave(std::move(call_));
+    backend_.status_->break_off("is out of step with the other ranks, since " +
+                                std::string(call_->what()) + " failed half way on this rank");
+    keep_until_complete(std::move(call_));
   }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
@@ -155,9 +155,9 @@ class UnjamBackend::Launch {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // With a key a bucket, say, there can be more keys under way than there is room for: the call
-  // waits until some have ended, for the operation's time at most. What it waits for needs nothing
-  // of this thread: the engine's own go on.
+  // With a key for each bucket, say, there can be more keys under way than there is room for. The
+  // call waits until some have ended, for the operation's time at most. The engine's own threads
+  // complete what it waits for, so it cannot wait for itself.
   template <class F>
   unjamResult_t run_when_there_is_room(F f, unjamRequest_t* request) {
     constexpr std::chrono::microseconds kShortest{50}, kLongest{1000};
@@ -182,14 +182,15 @@ class UnjamBackend::Launch {
       if (told || waited < kTold) continue;
       told = true;
       TORCH_WARN("unjam: ", call_->what(), " under key '", key_, "' of process group ",
-                 backend_.fate_->name(), " waits for room, for 5 s by now: ", unjamGetLastError());
+                 backend_.status_->name(),
+                 " waits for room, for 5 s by now: ", unjamGetLastError());
     }
   }
 
-  // Hands on to the call what goes on behind its making. True: it is to be told of its end at once,
-  // whether or not anybody waits. (Where torch waits as the next thing that is not worth a thread.)
+  // Hands on to the call what goes on after its making. True: it is to be told of its end at once,
+  // whether or not anybody waits. Where torch waits as the next thing, that is not worth a thread.
   bool set_observed() {
-    comms_.reset();  // begun behind the range
+    comms_.reset();  // it began after the range
     if (range_ == nullptr && record_ == nullptr) return false;
     bool to_be_told = false;
     if (range_ != nullptr) {
@@ -246,9 +247,9 @@ class UnjamBackend::Launch {
     return place;
   }
 
-  // First what earlier calls have come to, which may be that the group is out of use.
-  static std::shared_ptr<Groups> swept(const UnjamBackend& backend) {
-    Call::sweep();
+  // Looks first how earlier calls have ended: that may put the group out of use.
+  static std::shared_ptr<Groups> without_complete_calls(const UnjamBackend& backend) {
+    release_complete();
     return backend.groups();
   }
 

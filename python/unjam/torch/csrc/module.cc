@@ -79,8 +79,8 @@ using Ptr = c10::intrusive_ptr<T>;
 
 std::atomic<bool> handler_raised{false};
 
-// What says where the program is, while calls are recorded. Never freed: with the process goes
-// Python first.
+// It says where the program is, while calls are recorded. It is never freed, for Python goes before
+// the process does.
 py::object& site_teller() {
   static auto* const teller = new py::object;
   return *teller;
@@ -90,7 +90,8 @@ py::object& site_teller() {
 
 void run_signal_handlers() {
   // Python runs handlers in its main thread only: that of the process, or the one that has forked
-  // it. In others the GIL is not to be had for nothing: who has it may wait for this very call.
+  // it. Other threads do not ask for the GIL here, for the thread that has it may wait for this
+  // very call.
   if (gettid() != getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return;
@@ -107,10 +108,10 @@ std::string call_site() {
   return teller().cast<std::string>();
 }
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  py::module_::import("torch._C._distributed_c10d");  // the base classes
-  pthread_atfork(nullptr, nullptr, forked);
+namespace {
 
+// A rank's jobs.
+void bind_world(py::module_& m) {
   py::class_<World, std::shared_ptr<World>>(m, "World")
       .def(py::init([](int rank, int size, const py::bytes& host_id, const py::bytes& cuda_id,
                        int cuda_device, std::uint32_t timeout_ms, bool on_host) {
@@ -146,7 +147,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("cuda"), GilRelease())
       .def("deregister_memory", &World::deregister_memory, py::arg("memory"), py::arg("cuda"),
            GilRelease());
+}
 
+// Operations, and the contexts of their futures' callbacks.
+void bind_work(py::module_& m) {
   // What torch gives out as Work; _futures.py has it give out futures of its own.
   py::class_<UnjamWork, Ptr<UnjamWork>, c10d::Work>(m, "Work").def("callbacks",
                                                                    &UnjamWork::callbacks);
@@ -159,7 +163,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return std::make_shared<Callbacks>(callbacks, scope);
       });
   bind_futures(m);
+}
 
+// Process groups.
+void bind_backend(py::module_& m) {
   py::class_<UnjamOptions, Ptr<UnjamOptions>, c10d::Backend::Options>(m, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def("__copy__", [](const UnjamOptions& o) { return c10::make_intrusive<UnjamOptions>(o); })
@@ -187,11 +194,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("abort", &UnjamBackend::abort, GilRelease())
       .def("shutdown", &UnjamBackend::shutdown, GilRelease())
       .def("perform_nocolor_split", [](UnjamBackend&, const py::object&) {});
+}
 
-  m.def("average_by_keys", average_by_keys, py::arg("reducer"), py::arg("backend"),
-        py::arg("prefix"));
-  m.def("heap_on", heap_on, py::arg("device"), GilRelease());
-  m.def("new_id", [] { return py::bytes(new_id()); });
+// The key of a thread's calls.
+void bind_keys(py::module_& m) {
   py::class_<ThreadKey>(m, "Key").def_readonly("own", &ThreadKey::own);
   m.def("get_key", thread_key);
   m.def("set_key", set_thread_key, py::arg("key"));
@@ -204,13 +210,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return outer;
       },
       py::arg("name"));
+}
+
+// What belongs to the process.
+void bind_functions(py::module_& m) {
+  m.def("average_by_keys", average_by_keys, py::arg("reducer"), py::arg("backend"),
+        py::arg("prefix"));
+  m.def("heap_on", heap_on, py::arg("device"), GilRelease());
+  m.def("new_id", [] { return py::bytes(new_id()); });
   m.attr("has_nvtx") = nvtx_built_in();
   m.def("flight_record", flight_record);
   m.def("record_stacks", [](bool on) { Recorder::get().keep_stacks(on); });
   m.def("flight_recorder_size", [] { return Recorder::get().most(); });
   m.def("worlds", worlds);
   m.def("default_world", default_world);
-  // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.
+  // At the end of the process futures of what is pending fail, and their callbacks get a moment.
   m.def(
       "shutdown_all",
       [](std::int64_t patience_us) {
@@ -234,6 +248,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     }
     return calls;
   });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::module_::import("torch._C._distributed_c10d");  // the base classes
+  pthread_atfork(nullptr, nullptr, forked);
+
+  bind_world(m);
+  bind_work(m);
+  bind_backend(m);
+  bind_keys(m);
+  bind_functions(m);
 }
 
 }  // namespace unjam_torch

@@ -61,8 +61,8 @@ class Range {
     function_->end();
   }
 
-  // At the operation's end, by any thread, any number of times. When it returns the range is over:
-  // so a profile that is stopped behind a wait() finds it so, whoever has seen the end first.
+  // At the operation's end, by any thread, any number of times. When it returns the range is over.
+  // So a profile that is stopped after a wait() finds it over, whoever has seen the end first.
   void end() {
     const std::lock_guard lock(mutex_);
     if (std::exchange(over_, true)) return;
@@ -79,7 +79,7 @@ class Range {
     // These push a range at its beginning and pop one at its end, in the thread that comes to it.
     const profiler::ActiveProfilerType type = profiler::profilerType();
     // What observes all threads (profile_all_threads, ExecutionTraceObserver) keeps its state where
-    // it is found by whoever looks: a range that ends behind it would be written into the next one.
+    // everybody finds it: a range that ends after it would be written into the next profile.
     const bool of_this_thread =
         !at::hasGlobalCallbacks() &&
         c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr;
@@ -96,16 +96,14 @@ class Range {
     }
   }
 
-  // Tells torch's observers, as whoever has begun the range. The profiler looks for its state in
-  // the thread's local ones. It is stopped by the thread that has started it, which takes the state
-  // away, and frees what the range is written into; so here the state is found by a weak reference:
-  // one that has gone is no longer looked for, and nothing is written. (torch's own backends keep
-  // it, and write.) What is left is a profile that stops between the look and the write, or that
-  // somebody else keeps. Of the thread's own states none is to be found: that may be a later
-  // profile's.
+  // Tells torch's observers in the name of the thread that has begun the range. The profiler looks
+  // for its state among the thread's local ones. The thread that has started the profiler stops it,
+  // takes the state away, and frees what the range is written into. So a weak reference finds the
+  // state here: where it has gone, nothing is written. A profile that stops between the look and
+  // the write is not covered. This thread's own state is put aside: it may be a later profile's.
   //
-  // Not torch's whole local state: that holds Python objects, and this may be unjam's callback
-  // thread, which must not take the GIL to free them.
+  // torch's whole local state would not do: it holds Python objects, and this may be unjam's
+  // callback thread, which must not take the GIL to free them.
   void end_function() {
     std::shared_ptr<c10::ThreadLocalDebugInfo> info = profiler_.lock();
     {

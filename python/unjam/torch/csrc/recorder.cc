@@ -95,7 +95,7 @@ void Recorder::put(Record& record, const Place& place) {
   record.destination = place.destination;
 }
 
-// Those that no record is of any more. (In front of put(), whose channel has none yet.)
+// Forgets channels that no record is of any more; before put(), whose channel has none yet.
 void Recorder::drop_channels() {
   if (channels_.size() < 2 * most_ + 64) return;
   for (auto it = channels_.begin(); it != channels_.end();) {
@@ -185,7 +185,7 @@ py::object or_none(std::int64_t value) {
   return value == 0 ? py::object(py::none()) : py::object(py::int_(value));
 }
 
-// "send 0->1": torch's texts. (Its analyser takes no other library's name than "nccl" in front.)
+// "send 0->1": torch's texts. Its analyser takes no other library's name than "nccl" before them.
 std::string profiling_name(const Recorder::Record& record, const Recorder::Standing& standing) {
   std::string text = std::string("nccl:") + record.name;
   if (!record.p2p) return text;

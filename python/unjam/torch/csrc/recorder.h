@@ -1,10 +1,10 @@
 // The last calls of this process, for dumps in the format of torch's flight recorder.
 //
-// torch's own recorder is a template over its backends' events, which changes with its versions; so
-// this one is unjam's, with torch's variables and torch's fields. What torch calls a process group
-// is here whatever counts its calls on its own, a channel: a group, or one key of it, or one
-// direction between two ranks. So calls that may be made in any order do not look like a mistake to
-// those who compare dumps by numbers.
+// torch's own recorder is a template over its backends' events, which changes with its versions. So
+// this one is unjam's, with torch's variables and torch's fields. Where torch names a process group
+// there is a *channel* here, whatever counts its calls on its own: a group, one key of it, or one
+// direction between two ranks. Else tools that compare dumps by numbers would take calls that may
+// be made in any order for a mistake.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -45,8 +45,8 @@ class Recorder {
     void set(const std::vector<at::Tensor>& tensors, bool flat);
   };
 
-  // One call. What is atomic is told by whoever finds it out; the rest does not change once the
-  // call is in the list, but what the recorder guards.
+  // One call. Whoever finds out what is atomic stores it. The rest does not change once the call is
+  // in the list, but what the recorder guards.
   struct Record {
     const char* name = "";  // without "nccl:"
     bool p2p = false;
@@ -85,7 +85,7 @@ class Recorder {
 
   bool on() const { return most_ != 0; }
   std::size_t most() const { return most_; }
-  // Whether records have the place in the program. That takes the GIL, and longer than the rest.
+  // Whether records have the place in the program. To find it takes the GIL, and most of the time.
   void keep_stacks(bool on) { stacks_.store(on); }
 
   // Of a call that is being made, on the calling thread.
@@ -147,8 +147,9 @@ class Recorder {
   std::uint64_t ids_ = 0;
   std::unordered_map<std::string, std::shared_ptr<Channel>> channels_;
   std::size_t indices_ = 0;  // of channels that there were
-  // How many calls those had that have no record left, by their names' hashes: keys that are used
-  // once would fill the memory, and numbers go on where one comes back, as on the other ranks.
+  // How many calls the channels had that have no record left, by the hashes of their names. Whole
+  // channels would fill the memory where keys are used once; and where a channel comes back, its
+  // numbers go on, as on the other ranks.
   std::unordered_map<std::size_t, std::uint64_t> former_;
 };
 

@@ -56,8 +56,8 @@ inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {
   }
 }
 
-// How elements travel that are only moved: every type can. Complex ones are the real numbers in
-// them, as which torch's own functions hand most of them over; what else is told apart.
+// How elements travel that are only moved, which every type can be. Complex ones travel as the real
+// numbers in them, for so torch's own functions hand most of them over.
 inline Elements moved_as(at::ScalarType type) {
   const auto native = native_type(type);
   if (native && type != at::kBool) {
@@ -74,7 +74,7 @@ inline Elements moved_as(const at::Tensor& tensor) {
   return e;
 }
 
-// A factor of PREMUL_SUM that is a tensor may lie on a GPU: reading it would wait for that.
+// A factor of PREMUL_SUM that is a tensor may lie on a GPU: to read it would wait for the GPU.
 inline std::string factor_text(const c10d::ReduceOp& reduce) {
   const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(reduce.supplement_.get());
   if (factor == nullptr || factor->tensor_factor.defined()) return "a tensor";
@@ -159,7 +159,7 @@ inline const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char
   return usable(tensors.front(), what);
 }
 
-// Usable ones, of which one is to have what the other has, or a part of it.
+// Two usable tensors, of which one is to get what the other has, or a part of it.
 inline void matching(const at::Tensor& a, const at::Tensor& b, const char* what) {
   TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "unjam: ", what,
                    ": tensors must have the same type, and have ", a.scalar_type(), " and ",
@@ -167,7 +167,7 @@ inline void matching(const at::Tensor& a, const at::Tensor& b, const char* what)
   TORCH_CHECK_VALUE(a.device() == b.device(), "unjam: ", what,
                     ": tensors must be on the same device, and are on ", a.device(), " and ",
                     b.device());
-  // (One without elements is contiguous in any order.)
+  // A tensor without elements is contiguous in any order.
   TORCH_CHECK_VALUE(
       a.is_contiguous() == b.is_contiguous() || a.numel() == 0 || b.numel() == 0, "unjam: ", what,
       ": elements travel as they lie in memory, and of the tensors with sizes ", a.sizes(), " and ",

@@ -31,7 +31,7 @@ namespace unjam_torch {
 
 [[noreturn]] inline void raise(std::string_view what, unjamResult_t code, const char* text) {
   std::string said = text != nullptr ? text : "";
-  // How the library ends what it says of ranks that disagree, and how keys are given here.
+  // The library ends so what it says of ranks that disagree; this says how keys are given here.
   constexpr std::string_view kKey = " give each call a key of its own.";
   if (code == UNJAM_ERROR_MISMATCH && said.ends_with(kKey)) {
     said.back() = ':';
@@ -44,7 +44,7 @@ namespace unjam_torch {
   std::abort();  // not reached: the check throws
 }
 
-// what: a view, for nothing is to be built for a call that succeeds.
+// what is a view, so that nothing is built for a call that succeeds.
 inline void check(unjamResult_t code, std::string_view what) {
   if (code != UNJAM_SUCCESS) raise(what, code, unjamGetLastError());
 }
@@ -69,15 +69,15 @@ unjamResult_t ask_text(F f, unjamContext_t context, std::string& text,
 // One rank of a job: a context for CPU tensors and, where it is asked for, one for CUDA tensors.
 class World {
  public:
-  // Joins: returns when all ranks have. cuda_device: -1, or the index of this rank's GPU, for a
-  // context on it too. timeout_ms: after which, on GPUs, a call that a rank has not made fails on
-  // all (UNJAM_TIMEOUT_MS in the environment comes first): streams that wait look at no clock.
-  // on_host: for tests on machines without a GPU: that second context is one on the host, too.
+  // Joins, and returns when all ranks have. cuda_device: -1, or the index of this rank's GPU, for a
+  // context on it, too. timeout_ms: on GPUs a call that a rank has not made fails on all after this
+  // time, for streams that wait look at no clock; UNJAM_TIMEOUT_MS in the environment comes first.
+  // on_host: the second context is on the host as well, for tests on machines without a GPU.
   World(int rank, int size, const std::string& host_id, const std::string& cuda_id, int cuda_device,
         std::uint32_t timeout_ms, bool on_host = false)
       : rank_(rank), size_(size), cuda_device_(cuda_device) {
     Recorder::get().forget();
-    // On the CPU whoever waits looks at the clock itself, by its process group's limit.
+    // On the CPU the thread that waits looks at the clock itself, by its process group's limit.
     host_ = join(host_id, UNJAM_DEVICE_HOST, -1, static_cast<std::uint32_t>(-1));
     if (cuda_device < 0) return;
     try {
@@ -89,8 +89,8 @@ class World {
     }
     offer_heap(cuda_device, cuda_);
   }
-  // For tests, before there are groups: what is CPU tensors' becomes CUDA tensors', and the other
-  // way round.
+  // For tests, before there are groups: the contexts for CPU tensors and for CUDA tensors change
+  // places.
   void change_places() {
     const std::unique_lock lock(mutex_);
     std::swap(host_, cuda_);
@@ -128,7 +128,7 @@ class World {
   unjamContext_t host() const { return host_; }
   unjamContext_t cuda() const { return cuda_; }
 
-  // From the heap for CPU tensors.
+  // Takes memory from the heap for CPU tensors.
   void* allocate(std::size_t bytes) {
     const std::shared_lock lock(mutex_);
     TORCH_CHECK_WITH(DistBackendError, host_ != nullptr,
@@ -147,7 +147,7 @@ class World {
                      cuda ? "GPU" : "CPU tensors");
     check(unjamMemRegister(context, reinterpret_cast<void*>(memory), bytes), "registering memory");
   }
-  // Ends that. The result of unjamMemDeregister, and what it says; success if the context has
+  // Ends that. Gives the result of unjamMemDeregister, and what it says; success if the context has
   // ended.
   std::pair<int, std::string> deregister_memory(std::uintptr_t memory, bool cuda) {
     const std::shared_lock lock(mutex_);
@@ -162,9 +162,8 @@ class World {
     each([](unjamContext_t context) { unjamAbort(context); });
   }
 
-  // Waits for what is merely under way: as long as something moves, and for two seconds after that.
-  // The result is what the handler of a signal has raised meanwhile: then nothing has any more
-  // time.
+  // Waits for what is merely under way, as long as something moves, and for two seconds after that.
+  // Gives what the handler of a signal has raised meanwhile: then nothing gets any more time.
   std::exception_ptr let_end() {
     constexpr std::chrono::milliseconds kLook{50};
     try {
@@ -281,12 +280,12 @@ class Groups {
   std::shared_ptr<World> share_world() const { return world_; }
   const std::vector<int>& ranks() const { return ranks_; }  // in the world
   const std::string& name() const { return name_; }
-  // Of operations outside of callbacks, see context.h. Here, for a keyed group may be made anew.
+  // Of operations outside of callbacks, see context.h. They are here, for a keyed group may be made
+  // anew, and its numbers go on.
   std::shared_ptr<Names> names(const std::string& key) { return names_.of(key); }
 
   // ": rank 1 has not called it", of the oldest of this rank's calls under the key, and what that
-  // has called instead; on CUDA, where all have called it, what else it can be (as World's reports
-  // say); "" where nothing is known.
+  // rank has called; on CUDA, where all have called it, what else it can be. "": nothing is known.
   std::string who_has_not_called(const at::Device& device, const std::string& key) const {
     const auto call = explained_call(world_->explain(device.is_cuda()), world_->rank(), name_, key);
     if (!call) return "";
@@ -308,9 +307,9 @@ class Groups {
            (call->instead.empty() ? "" : "; " + call->instead);
   }
 
-  // "; rank 1 has called … with CUDA tensors, …": of calls under the key that this rank has not
-  // made, where it has made one with tensors on `device`. Tensors of the two kinds are in two jobs,
-  // neither of which knows of the other.
+  // "; rank 1 has called … with CUDA tensors, …": calls under the key that this rank has not made,
+  // where it has made one with tensors on `device`. Tensors of the two kinds are in two jobs, and
+  // neither job knows of the other.
   std::string called_with_other_tensors(const at::Device& device, const std::string& key) const {
     const std::string other = world_->explain(!device.is_cuda());
     if (other.empty()) return "";
