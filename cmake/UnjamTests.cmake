@@ -141,7 +141,7 @@ set(precompiled <algorithm> <array> <atomic> <chrono> <cmath> <cstring> <fstream
                 <random> <set> <sstream> <string> <thread> <vector> <gtest/gtest.h>)
 
 # Tests that load the plugins below.
-set(use_net_plugins courier_engines_test net_plugin_test plugin_fabric_test)
+set(use_net_plugins courier_engines_test net_plugin_test plugin_fabric_test ucx_fabric_test)
 
 # A test that has another name now would lose what these lists say of it.
 foreach(name ${left_out} ${quickly_compiled} ${expensive} ${sharded} ${long} ${use_net_plugins})

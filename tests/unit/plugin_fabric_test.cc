@@ -19,6 +19,7 @@
 #include "base/hash.h"
 #include "tests/net/carried_rank.h"
 #include "tests/net/plugins.h"
+#include "tests/net/traffic.h"
 #include "tests/support/job.h"
 #include "tests/support/processes.h"
 
@@ -27,33 +28,11 @@ namespace {
 
 using unjam_test::base_seed;
 using unjam_test::Child;
-using unjam_test::kPatienceUs;
 using unjam_test::kSanitized;
 using unjam_test::net_faults;
 using unjam_test::net_plugin_file;
 using unjam_test::Processes;
 using unjam_test::reset;
-
-class Patience {
- public:
-  bool lost() const { return std::chrono::steady_clock::now() > end_; }
-
- private:
-  const std::chrono::steady_clock::time_point end_ =
-      std::chrono::steady_clock::now() + std::chrono::microseconds(kPatienceUs);
-};
-
-// Short slices go with their heads, long ones by themselves.
-ArenaShape shape_of_slots(std::uint32_t escape, std::uint32_t borrow = 0) {
-  ArenaShape s;
-  s.connectors = 3;
-  s.first_connectors_log2 = 1;
-  s.escape_slots = 3;
-  s.escape_slot_bytes = escape;
-  s.borrow_slots = borrow == 0 ? 0 : 3;
-  s.borrow_slot_bytes = borrow;
-  return s;
-}
 
 std::unique_ptr<PluginFabric> fabric_of(NetPlugin& plugin, const CarriedRank& rank,
                                         std::uint32_t ranks, std::string& error) {
@@ -114,55 +93,6 @@ class Hosts {
  private:
   std::vector<std::unique_ptr<CarriedRank>> all_;
   std::vector<std::unique_ptr<PluginFabric>> fabrics_;
-};
-
-// Slices of several keys between all ranks, in any order.
-struct Traffic {
-  struct Way {
-    std::uint32_t from, to;
-    CarriedStream stream;
-  };
-  std::vector<Way> ways;
-  std::uint64_t each = 0;
-
-  Traffic(std::uint32_t ranks, std::uint64_t keys, std::uint64_t of_each,
-          const std::vector<std::uint32_t>& bytes)
-      : each(of_each) {
-    for (std::uint32_t a = 0; a < ranks; ++a) {
-      for (std::uint32_t b = 0; b < ranks; ++b) {
-        for (std::uint64_t key = 0; a != b && key < keys; ++key) {
-          CarriedStream s;
-          s.tag = mix64(key + 1) | 1;
-          s.seed = hash_combine(s.tag, a * 10 + b);
-          s.bytes = bytes[key % bytes.size()];
-          ways.push_back({a, b, s});
-        }
-      }
-    }
-  }
-  // A turn of whoever it is. False: a wrong slice.
-  bool turn(Hosts& hosts, std::mt19937_64& random) {
-    Way& w = ways[random() % ways.size()];
-    CarriedStream& s = w.stream;
-    const std::uint64_t what = random() % 8;
-    if (what == 0) {
-      if (s.sent != each) s.send(hosts[w.from], w.to);
-      LaneTransport& t = hosts[w.from].transport();
-      // Keys are forgotten when all was consumed, and come again.
-      if (random() % 8 == 0 && t.drained(w.to, s.out)) t.release(w.to, s.out);
-    } else if (what == 1) {
-      return s.receive(hosts[w.to], w.from) >= 0;
-    } else {
-      hosts[static_cast<std::uint32_t>(random() % hosts.size())].courier().drive();
-    }
-    return true;
-  }
-  bool all_here() const {
-    for (const Way& w : ways) {
-      if (w.stream.received != each) return false;
-    }
-    return true;
-  }
 };
 
 class Carried : public testing::TestWithParam<int> {
@@ -440,13 +370,6 @@ TEST_P(Carried, ATruncatedPayloadIsTheEndOfThePeer) {
 
 // ---- two processes ----
 
-void write_all(int fd, const void* from, std::size_t bytes) {
-  ASSERT_EQ(write(fd, from, bytes), static_cast<ssize_t>(bytes));
-}
-void read_all(int fd, void* to, std::size_t bytes) {
-  ASSERT_EQ(recv(fd, to, bytes, MSG_WAITALL), static_cast<ssize_t>(bytes));
-}
-
 // A rank in a process of its own, and the way to the other one.
 struct Alone {
   std::unique_ptr<NetPlugin> plugin;
@@ -469,16 +392,6 @@ struct Alone {
   }
 };
 
-std::vector<CarriedStream> some_streams(std::uint32_t from) {
-  std::vector<CarriedStream> all(6);
-  for (std::uint64_t k = 0; k < all.size(); ++k) {
-    all[k].tag = mix64(k + 1) | 1;
-    all[k].seed = hash_combine(all[k].tag, from);
-    all[k].bytes = k % 2 == 0 ? 60 : 5000;
-  }
-  return all;
-}
-
 TEST_P(Carried, BetweenProcesses) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
@@ -486,38 +399,7 @@ TEST_P(Carried, BetweenProcesses) {
   Processes both(2, ", seed " + std::to_string(seed), [&](Child& me) {
     const auto self = static_cast<std::uint32_t>(me.index());
     Alone here(file_, self, ends[self]);
-    std::mt19937_64 random(seed + self);
-    std::vector<CarriedStream> to = some_streams(self), from = some_streams(1 - self);
-    constexpr std::uint64_t kEach = 200;
-    std::uint64_t left = from.size() * kEach, unsent = to.size() * kEach;
-    HomeThatCounts& home = here.rank->home();
-    const Patience patience;
-    bool leaving = false;
-    while (home.left_count == 0 || !leaving) {
-      if (patience.lost()) unjam_test::fail("somebody waits for ever");
-      if (home.gone_count != 0) unjam_test::fail(home.why);
-      if (!here.rank->courier().drive()) usleep(50);
-      for (CarriedStream& s : to) {
-        if (s.sent != kEach && s.send(*here.rank, 1 - self)) --unsent;
-      }
-      for (CarriedStream& s : from) {
-        const int got = s.receive(*here.rank, 1 - self);
-        if (got < 0) unjam_test::fail("a wrong slice");
-        if (got == 1) --left;
-      }
-      if (left == 0 && unsent == 0 && !leaving) {
-        here.rank->courier().leave(1 - self);
-        leaving = true;
-      }
-    }
-    EXPECT_EQ(left, 0u);
-    // Until the other one has heard of it, too.
-    char byte = 0;
-    write_all(ends[self], &byte, 1);
-    while (recv(ends[self], &byte, 1, MSG_DONTWAIT) != 1) {
-      if (patience.lost()) unjam_test::fail("the other one does not end");
-      if (!here.rank->courier().drive()) usleep(50);
-    }
+    exchange_and_leave(*here.rank, ends[self]);
   });
   EXPECT_TRUE(both.finish());
   close(ends[0]), close(ends[1]);
@@ -531,24 +413,8 @@ TEST_P(Carried, AKilledProcessIsTheEndOfThePeer) {
     Processes both(2, ", seed " + std::to_string(seed), [&](Child& me) {
       const auto self = static_cast<std::uint32_t>(me.index());
       Alone here(file_, self, ends[self]);
-      std::vector<CarriedStream> to = some_streams(self), from = some_streams(1 - self);
-      std::mt19937_64 random(seed);
-      const std::uint64_t last = 1 + random() % 3000;
-      std::uint64_t received = 0;
-      HomeThatCounts& home = here.rank->home();
-      const Patience patience;
-      while (home.gone_count == 0) {
-        if (patience.lost()) unjam_test::fail("a death was not seen");
-        if (!here.rank->courier().drive()) usleep(50);
-        for (CarriedStream& s : to) s.send(*here.rank, 1 - self);
-        for (CarriedStream& s : from) {
-          const int got = s.receive(*here.rank, 1 - self);
-          if (got < 0) unjam_test::fail("a wrong slice");
-          if (got == 1) ++received;
-        }
-        if (self == 1 && received >= last) ::kill(getpid(), SIGKILL);
-      }
-      const std::string why = home.why;
+      exchange_until_killed(*here.rank, self == 1, seed);
+      const std::string why = here.rank->home().why;
       EXPECT_NE(why.find("the network plugin unjam-test"), std::string::npos) << why;
       EXPECT_NE(why.find(" gives "), std::string::npos) << why;
     });
