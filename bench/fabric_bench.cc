@@ -138,8 +138,9 @@ class Sockets final : public End {
  private:
   bool push() {
     const std::uint32_t done = size_ - left_;
-    iovec parts[2] = {{head_ + std::min(done, kFrameBytes), kFrameBytes - std::min(done, kFrameBytes)},
-                      {nullptr, 0}};
+    iovec parts[2] = {
+        {head_ + std::min(done, kFrameBytes), kFrameBytes - std::min(done, kFrameBytes)},
+        {nullptr, 0}};
     const std::uint32_t of_payload = done < kFrameBytes ? 0 : done - kFrameBytes;
     parts[1] = {&from_[of_payload], size_ - kFrameBytes - of_payload};
     msghdr message = {};

@@ -6,8 +6,19 @@
 #include <cstdint>
 
 struct NetFaults {
-  enum Call : int { kNone, kInit, kDevices, kProperties, kListen, kConnect, kAccept, kRegister,
-                    kSend, kReceive, kTest };
+  enum Call : int {
+    kNone,
+    kInit,
+    kDevices,
+    kProperties,
+    kListen,
+    kConnect,
+    kAccept,
+    kRegister,
+    kSend,
+    kReceive,
+    kTest
+  };
 
   // Set by tests, while nothing is under way.
   std::atomic<int> fails{kNone};          // which function gives an error

@@ -119,8 +119,8 @@ Result progress(Connection& c) {
       return kInvalidUsage;
     }
     while (moved && result == kOk && r.moved < kLength + r.bytes) {
-      moved = move_some(c, r.data + r.moved - kLength, kLength + r.bytes - r.moved, &r.moved,
-                        &result);
+      moved =
+          move_some(c, r.data + r.moved - kLength, kLength + r.bytes - r.moved, &r.moved, &result);
       if (faults().piece != 0) break;
     }
     if (result != kOk) return result;
@@ -205,8 +205,7 @@ Result take_connection(void* listener, void** comm) {
   if (fails(NetFaults::kAccept)) return faults().result;
   if (listener == nullptr || comm == nullptr) return misuse("accept");
   *comm = nullptr;
-  const int fd =
-      ::accept4(static_cast<Listener*>(listener)->fd, nullptr, nullptr, SOCK_CLOEXEC);
+  const int fd = ::accept4(static_cast<Listener*>(listener)->fd, nullptr, nullptr, SOCK_CLOEXEC);
   if (fd < 0) return errno == EAGAIN || errno == EINTR ? kOk : kSystemError;
   *comm = connection(fd, false);
   return kOk;
@@ -247,8 +246,8 @@ Result begin_request(void* comm, void* data, std::uint64_t bytes, void* memory, 
       std::count_if(c->requests, c->requests + kRequests, [](const Request& r) { return r.used; }));
   if (used == kRequests) return misuse("more requests than a connection has");
   if (used + 1 > faults().most) faults().most = used + 1;
-  Request& r = *std::find_if(c->requests, c->requests + kRequests,
-                             [](const Request& x) { return !x.used; });
+  Request& r =
+      *std::find_if(c->requests, c->requests + kRequests, [](const Request& x) { return !x.used; });
   r = {};
   r.of = c;
   r.used = true;

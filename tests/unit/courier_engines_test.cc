@@ -1,6 +1,7 @@
 // Real engines of two to four ranks as two hosts: what they post for the other host couriers take
-// there, over a loop fabric that delays, reorders and cuts into pieces, or over a network plugin. Every kind by every
-// algorithm, and programs of sets, on many keys, each rank in an order of its own.
+// there, over a loop fabric that delays, reorders and cuts into pieces, or over a network plugin.
+// Every kind by every algorithm, and programs of sets, on many keys, each rank in an order of its
+// own.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -63,7 +63,8 @@ struct Connection {
     }));
   }
   ~Connection() {
-    EXPECT_TRUE(plugin.close_send(out) && plugin.close_receive(in) && plugin.close_listen(listener));
+    EXPECT_TRUE(plugin.close_send(out) && plugin.close_receive(in) &&
+                plugin.close_listen(listener));
   }
   NetPlugin& plugin;
   alignas(16) unsigned char handle[NetPlugin::kHandleBytes] = {};
@@ -103,10 +104,8 @@ TEST_P(OfVersion, MessagesArriveInOrder) {
     void* sends[3] = {};
     void* receives[3] = {};
     for (int i = 0; i < 3; ++i) {
-      ASSERT_TRUE(
-          plugin->send(c.out, from.data() + begins[i], sent[i], from_memory, &sends[i]));
-      ASSERT_TRUE(
-          plugin->receive(c.in, to.data() + begins[i], room[i], to_memory, &receives[i]));
+      ASSERT_TRUE(plugin->send(c.out, from.data() + begins[i], sent[i], from_memory, &sends[i]));
+      ASSERT_TRUE(plugin->receive(c.in, to.data() + begins[i], room[i], to_memory, &receives[i]));
       ASSERT_TRUE(sends[i] != nullptr && receives[i] != nullptr);
     }
     for (int i = 0; i < 3; ++i) {
@@ -136,12 +135,12 @@ TEST_P(OfVersion, WhatFailsIsSaidWithItsCure) {
   const struct {
     int fails;
     const char* says;
-  } cases[] = {{NetFaults::kInit, "does not start: init() gives 6 (remote error); it says: a planted "
-                                  "fault"},
+  } cases[] = {{NetFaults::kInit,
+                "does not start: init() gives 6 (remote error); it says: a planted "
+                "fault"},
                {NetFaults::kDevices, "devices() gives 6"},
                {NetFaults::kProperties, "getProperties() gives 6"}};
-  const std::string title =
-      "unjam-test (" + file_ + ", v" + std::to_string(GetParam()) + ")";
+  const std::string title = "unjam-test (" + file_ + ", v" + std::to_string(GetParam()) + ")";
   for (const auto& c : cases) {
     reset(faults_);
     faults_.fails = c.fails;
@@ -185,7 +184,8 @@ TEST(NetPlugin, WhatIsNoneIsSaidWithItsCure) {
   EXPECT_TRUE(contains(error_of("libnccl-nobodys.so"), "plugin libnccl-nobodys.so cannot"));
   EXPECT_TRUE(contains(error_of("/proc/self/maps"), "cannot be loaded"));
 
-  const std::string old = error_of(net_plugin_file("old")), young = error_of(net_plugin_file("new"));
+  const std::string old = error_of(net_plugin_file("old")),
+                    young = error_of(net_plugin_file("new"));
   EXPECT_TRUE(contains(old, "is a network plugin of v5, and unjam knows v6 to v12")) << old;
   EXPECT_TRUE(contains(young, "is a network plugin of v13, and unjam knows v6 to v12")) << young;
   const std::string none = error_of(net_plugin_file("none"));

@@ -120,8 +120,10 @@ class Carried : public testing::TestWithParam<int> {
 TEST_P(Carried, EverythingArrivesOverAPluginThatTakesItsTime) {
   const struct {
     std::uint32_t ranks, no_room, piece, delay, not_yet, escape, borrow;
-  } nets[] = {{2, 0, 0, 0, 0, 64, 0},         {2, 50, 7, 3, 5, 64, 2000},
-              {3, 20, 500, 0, 2, 3000, 9000}, {2, 0, 0, 20, 0, 20000, 0}};
+  } nets[] = {{2, 0, 0, 0, 0, 64, 0},
+              {2, 50, 7, 3, 5, 64, 2000},
+              {3, 20, 500, 0, 2, 3000, 9000},
+              {2, 0, 0, 20, 0, 20000, 0}};
   for (std::uint64_t n = 0; n < std::size(nets); ++n) {
     const auto& net = nets[n];
     const std::uint64_t seed = base_seed() + n;
@@ -180,12 +182,10 @@ TEST_P(Carried, AnErrorIsTheEndOfThePeer) {
     int fails;
     const char* says;
     std::int64_t most_calls;
-  } cases[] = {{NetFaults::kConnect, "connect() gives 6", 7},
-               {NetFaults::kAccept, "accept() gives 6", 7},
-               {NetFaults::kRegister, "regMr() gives 6", 60},
-               {NetFaults::kSend, "isend() gives 6", 120},
-               {NetFaults::kReceive, "irecv() gives 6", 120},
-               {NetFaults::kTest, "test() gives 6", 400}};
+  } cases[] = {
+      {NetFaults::kConnect, "connect() gives 6", 7}, {NetFaults::kAccept, "accept() gives 6", 7},
+      {NetFaults::kRegister, "regMr() gives 6", 60}, {NetFaults::kSend, "isend() gives 6", 120},
+      {NetFaults::kReceive, "irecv() gives 6", 120}, {NetFaults::kTest, "test() gives 6", 400}};
   for (const auto& c : cases) {
     for (std::int64_t after = 0; after <= c.most_calls; after = after * 3 + 1) {
       SCOPED_TRACE(std::string(c.says) + " after " + std::to_string(after));

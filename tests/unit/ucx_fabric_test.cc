@@ -161,8 +161,8 @@ TEST(Ucx, LeavesTheProcessAlone) {
     for (int s = 1; s < 32; ++s) sigaction(s, nullptr, &before[s]);
     const std::string alone = threads();
     unsigned char code[2][16];
-    const auto* const function = reinterpret_cast<const unsigned char*>(
-        dlsym(RTLD_DEFAULT, "munmap"));
+    const auto* const function =
+        reinterpret_cast<const unsigned char*>(dlsym(RTLD_DEFAULT, "munmap"));
     std::memcpy(code[0], function, sizeof(code[0]));
     const UcxLibrary* const ucx = library(error);
     me.say(ucx == nullptr ? "none" : "there");

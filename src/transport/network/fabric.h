@@ -4,9 +4,9 @@
 // to be ordered, couriers order themselves. It never waits. Each frame comes once, whole and
 // unchanged, or the connection is broken. It need not notice a silent peer.
 //
-// One thread at a time calls it, the courier's. How two processes meet is each carrier's own matter:
-// each has an address for its peer, a few bytes that somebody else brings there. Until then there
-// is no room for any frame.
+// One thread at a time calls it, the courier's. How two processes meet is each carrier's own
+// matter: each has an address for its peer, a few bytes that somebody else brings there. Until then
+// there is no room for any frame.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +61,8 @@ class Fabric {
                     const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) = 0;
   // Moves what can be moved now. Whether it has moved anything.
   virtual bool poll(FabricSink& sink) = 0;
-  // By force: no payload of this connection is read or written any more.
+  // By force: no payload of this connection is read or written any more. Called within poll(), that
+  // holds when poll() returns.
   virtual void close(std::uint32_t peer) = 0;
 
   // What becomes readable when poll() may have something to move; -1: nothing does, so who sleeps

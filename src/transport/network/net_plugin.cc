@@ -295,8 +295,8 @@ class Loaded final : public NetPlugin {
 // As NCCL looks for it.
 std::string file_of(const std::string& name) {
   if (name.empty()) return "libnccl-net.so";
-  const bool is_file = name.find('/') != std::string::npos || name.starts_with("lib") ||
-                       name.ends_with(".so");
+  const bool is_file =
+      name.find('/') != std::string::npos || name.starts_with("lib") || name.ends_with(".so");
   return is_file ? name : "libnccl-net-" + name + ".so";
 }
 
@@ -366,10 +366,11 @@ std::unique_ptr<NetPlugin> NetPlugin::load(const std::string& name, std::string&
   if (!found) {
     const std::string others = others_of(library);
     const std::string range = "v" + std::to_string(kOldest) + " to v" + std::to_string(kNewest);
-    error = others.empty() ? file + " is no network plugin for NCCL: it exports no ncclNetPlugin_v" +
-                                 std::to_string(kNewest) + " or older. Give another file"
-                           : file + " is a network plugin of " + others + ", and unjam knows " +
-                                 range + ". Install a release of it that has one of those";
+    error = others.empty()
+                ? file + " is no network plugin for NCCL: it exports no ncclNetPlugin_v" +
+                      std::to_string(kNewest) + " or older. Give another file"
+                : file + " is a network plugin of " + others + ", and unjam knows " + range +
+                      ". Install a release of it that has one of those";
   }
   if (plugin == nullptr) {
     dlclose(library);  // nothing of it has run but its constructors

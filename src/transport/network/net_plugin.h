@@ -44,7 +44,8 @@ class NetPlugin {
   // All of the following return whether they have succeeded; if not, problem() says why. A listener
   // or a connection is used by one thread at a time.
   virtual bool listen(int device, void* handle, void** listener) = 0;
-  // True with a null `comm`: not yet, call again with the same handle, which has the plugin's state.
+  // True with a null `comm`: not yet, call again with the same handle, which has the plugin's
+  // state.
   virtual bool connect(int device, void* handle, void** comm) = 0;
   virtual bool accept(void* listener, void** comm) = 0;
   // Host memory.

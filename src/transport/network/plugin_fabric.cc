@@ -43,9 +43,9 @@ struct PluginFabric::Line {
 };
 
 struct PluginFabric::Outgoing {
-  std::uint32_t head_bytes = 0;             // of the message
-  const unsigned char* payload = nullptr;   // nullptr: there is none to send by itself
-  std::uint32_t bytes = 0;                  // of the payload, wherever it is
+  std::uint32_t head_bytes = 0;            // of the message
+  const unsigned char* payload = nullptr;  // nullptr: there is none to send by itself
+  std::uint32_t bytes = 0;                 // of the payload, wherever it is
   std::uint64_t cookie = 0;
   void* head_request = nullptr;
   void* payload_request = nullptr;
@@ -154,8 +154,7 @@ bool PluginFabric::invite(std::uint32_t p, PluginAddress* address, std::string& 
   peer.own_key = address->key;
   for (std::uint32_t n = 0; n < PluginAddress::kConnections; ++n) {
     if (!plugin_.listen(settings_.device, address->handles[n], &peer.in[n].listener)) {
-      error = plugin_.title() + " cannot listen: " + plugin_.problem() +
-              ". Check its device " +
+      error = plugin_.title() + " cannot listen: " + plugin_.problem() + ". Check its device " +
               plugin_.devices()[static_cast<std::size_t>(settings_.device)].name +
               ", or choose another one";
       close(p);
@@ -215,9 +214,9 @@ bool PluginFabric::enroll(Peer& peer, Line& line) {
 // What the plugin calls the memory of a payload. False: it was never told of it.
 bool PluginFabric::find_memory(Peer& peer, const Line& line, const unsigned char* at,
                                std::size_t bytes, void** memory) {
-  const auto after = std::upper_bound(
-      memory_.begin(), memory_.end(), at,
-      [](const unsigned char* a, const FabricMemory& m) { return a < m.begin; });
+  const auto after =
+      std::upper_bound(memory_.begin(), memory_.end(), at,
+                       [](const unsigned char* a, const FabricMemory& m) { return a < m.begin; });
   if (after != memory_.begin()) {
     const FabricMemory& m = *(after - 1);
     if (at + bytes <= m.begin + m.bytes) {

@@ -11,9 +11,9 @@
 // payload of each head that it has sent, or will as soon as the plugin takes it. So connections
 // drain.
 //
-// Nothing waits: poll() also brings connections about. Whoever fails meanwhile is perhaps noticed by
-// nobody: heartbeats are for that. Each connection begins with a greeting that has a key
-// which only the invited peer was told, so that no stranger's connection is taken for a peer's.
+// Nothing waits: poll() also brings connections about. Whoever fails meanwhile is perhaps noticed
+// by nobody: heartbeats are for that. Each connection begins with a greeting that has a key which
+// only the invited peer was told, so that no stranger's connection is taken for a peer's.
 //
 // Whatever goes wrong (an error of the plugin's, a message of a wrong length, a wrong greeting) is
 // the end of that peer, with a text that names the plugin.
@@ -42,9 +42,8 @@ struct PluginFabricSettings {
 struct PluginAddress {
   static constexpr std::uint32_t kConnections = 2 * kChannels;
   std::uint64_t key = 0;
-  alignas(
-      NetPlugin::kHandleAlignment) unsigned char handles[kConnections][NetPlugin::kHandleBytes] =
-      {};
+  alignas(NetPlugin::kHandleAlignment) unsigned char handles[kConnections]
+                                                            [NetPlugin::kHandleBytes] = {};
 };
 
 class PluginFabric final : public Fabric {

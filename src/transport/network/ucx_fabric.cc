@@ -78,15 +78,16 @@ bool UcxFabric::begin(std::string& error) {
   ucx::Config config = nullptr;
   ucx::Status status = ucx_.config_read("UNJAM", nullptr, &config);
   if (status != ucx::kOk) {
-    error = said(status) + ", as it reads its settings. Look at variables that begin with UNJAM_UCX_";
+    error =
+        said(status) + ", as it reads its settings. Look at variables that begin with UNJAM_UCX_";
     return false;
   }
   // What a frame of TCP's is cut into otherwise is far too short. (Releases that do not know a
   // setting say so, or ignore it: it is slower then, not wrong.)
   ucx_.config_modify(config, "TCP_TX_SEG_SIZE", "256k");
   ucx_.config_modify(config, "TCP_RX_SEG_SIZE", "256k");
-  const std::pair<const char*, const std::string&> wishes[] = {
-      {"TLS", settings_.transports}, {"NET_DEVICES", settings_.devices}};
+  const std::pair<const char*, const std::string&> wishes[] = {{"TLS", settings_.transports},
+                                                               {"NET_DEVICES", settings_.devices}};
   for (const auto& [name, value] : wishes) {
     if (value.empty()) continue;
     status = ucx_.config_modify(config, name, value.c_str());
@@ -100,8 +101,8 @@ bool UcxFabric::begin(std::string& error) {
   params.mask = ucx::Params::kFeatures | ucx::Params::kSharedWorkers;
   params.features = ucx::Params::kActiveMessages | ucx::Params::kWakeUp;
   params.shared_workers = 0;
-  status = ucx_.init_version(UcxLibrary::kMajor, UcxLibrary::kOldestMinor, &params, config,
-                             &context_);
+  status =
+      ucx_.init_version(UcxLibrary::kMajor, UcxLibrary::kOldestMinor, &params, config, &context_);
   ucx_.config_release(config);
   if (status != ucx::kOk) {
     context_ = nullptr;
@@ -248,9 +249,8 @@ bool UcxFabric::send(std::uint32_t p, Channel channel, const FrameBytes& head,
   if (peer.state != Peer::State::kOpen) return false;
   const auto c = static_cast<std::size_t>(channel);
   Outgoing* const end = peer.frames[c] + kDepth;
-  Outgoing* const o = std::find_if(peer.frames[c], end, [](const Outgoing& x) {
-    return x.state == Outgoing::State::kFree;
-  });
+  Outgoing* const o = std::find_if(
+      peer.frames[c], end, [](const Outgoing& x) { return x.state == Outgoing::State::kFree; });
   if (o == end) return false;
   o->bytes = bytes;
   o->cookie = cookie;
@@ -267,8 +267,8 @@ bool UcxFabric::send(std::uint32_t p, Channel channel, const FrameBytes& head,
   params.user_data = o;
   o->state = Outgoing::State::kUnderWay;
   ++peer.under_way;
-  const ucx::StatusOrRequest began = ucx_.am_send_nbx(
-      peer.endpoints[c], kMessageId, o->header, kHeaderBytes, payload, bytes, &params);
+  const ucx::StatusOrRequest began = ucx_.am_send_nbx(peer.endpoints[c], kMessageId, o->header,
+                                                      kHeaderBytes, payload, bytes, &params);
   if (ucx::is_error(began)) {
     o->state = Outgoing::State::kFree;
     --peer.under_way;
