@@ -46,6 +46,7 @@ struct Traffic {
   };
   std::vector<Way> ways;
   std::uint64_t each = 0;
+  std::uint64_t drives = 6;  // turns of a courier for each of a sender; with few, frames queue up
 
   Traffic(std::uint32_t ranks, std::uint64_t keys, std::uint64_t of_each,
           const std::vector<std::uint32_t>& bytes)
@@ -67,7 +68,7 @@ struct Traffic {
   bool turn(Hosts& hosts, std::mt19937_64& random) {
     Way& w = ways[random() % ways.size()];
     CarriedStream& s = w.stream;
-    const std::uint64_t what = random() % 8;
+    const std::uint64_t what = random() % (2 + drives);
     if (what == 0) {
       if (s.sent != each) s.send(hosts[w.from], w.to);
       LaneTransport& t = hosts[w.from].transport();

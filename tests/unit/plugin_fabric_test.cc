@@ -136,7 +136,9 @@ TEST_P(Carried, EverythingArrivesOverAPluginThatTakesItsTime) {
     {
       std::mt19937_64 random(seed);
       Hosts hosts(*plugin_, net.ranks, shape_of_slots(net.escape, net.borrow));
-      Traffic traffic(net.ranks, 6, 30, {60, net.escape, std::max(net.escape, net.borrow), 3});
+      const std::uint32_t most = std::max(net.escape, net.borrow);
+      Traffic traffic(net.ranks, 6, 30, {60, most, net.escape, most, most, 3});
+      traffic.drives = n % 2 == 0 ? 6 : 1;
       const Patience patience;
       while (!traffic.all_here()) {
         ASSERT_FALSE(patience.lost()) << "somebody waits for ever; " << hosts.why();
@@ -255,33 +257,49 @@ TEST_P(Carried, PayloadsComeFromTheMemoryThatWasNamedOnly) {
   EXPECT_EQ(faults_.misused, 0);
 }
 
-// Somebody who has found the port, and does not know the key.
+// Somebody who has found the port, and does not know the key; or connects to another port than he
+// says, or says nothing that makes sense. Who knows all of it is let in.
 TEST_P(Carried, AStrangersConnectionIsNotTakenForAPeers) {
-  CarriedRank rank(shape_of_slots(64), 2, 0);
-  std::string error;
-  const auto fabric = fabric_of(*plugin_, rank, 2, error);
-  ASSERT_NE(fabric, nullptr) << error;
-  rank.begin(*fabric);
-  PluginAddress address;
-  ASSERT_TRUE(fabric->invite(1, &address, error)) << error;
-  PluginAddress theirs = address;  // that nobody listens at matters to nobody
-  fabric->meet(1, theirs);
-  void* comm = nullptr;
-  ASSERT_TRUE(plugin_->connect(0, address.handles[0], &comm));
-  ASSERT_NE(comm, nullptr);
-  unsigned char greeting[24] = {1, 2, 3};
-  void* memory = nullptr;
-  void* request = nullptr;
-  ASSERT_TRUE(plugin_->enroll(comm, greeting, sizeof(greeting), &memory));
-  ASSERT_TRUE(plugin_->send(comm, greeting, sizeof(greeting), memory, &request));
-  const Patience patience;
-  while (rank.home().gone_count == 0) {
-    ASSERT_FALSE(patience.lost());
-    rank.courier().drive();
+  enum { kRight, kWrongWord, kWrongKey, kWrongNumber, kTooShort, kCases };
+  for (int what = 0; what < kCases; ++what) {
+    SCOPED_TRACE(what);
+    {
+      CarriedRank rank(shape_of_slots(64), 2, 0);
+      std::string error;
+      const auto fabric = fabric_of(*plugin_, rank, 2, error);
+      ASSERT_NE(fabric, nullptr) << error;
+      rank.begin(*fabric);
+      PluginAddress address;
+      ASSERT_TRUE(fabric->invite(1, &address, error)) << error;
+      fabric->meet(1, address);  // (it meets itself, which is no matter here)
+      void* comm = nullptr;
+      ASSERT_TRUE(plugin_->connect(0, address.handles[0], &comm));
+      ASSERT_NE(comm, nullptr);
+      unsigned char greeting[24] = {'u', 'n', 'j', 'a', 'm', '1'};
+      std::memcpy(greeting + 8, &address.key, 8);
+      if (what == kWrongWord) greeting[3] ^= 1;
+      if (what == kWrongKey) greeting[15] ^= 1;
+      if (what == kWrongNumber) greeting[16] = 1;
+      const std::size_t bytes = what == kTooShort ? 16 : 24;
+      void* memory = nullptr;
+      void* request = nullptr;
+      ASSERT_TRUE(plugin_->enroll(comm, greeting, sizeof(greeting), &memory));
+      ASSERT_TRUE(plugin_->send(comm, greeting, bytes, memory, &request));
+      const Patience patience;
+      while (rank.home().gone_count == 0 && !fabric->met(1)) {
+        ASSERT_FALSE(patience.lost());
+        rank.courier().drive();
+      }
+      EXPECT_EQ(fabric->met(1), what == kRight);
+      if (what != kRight) {
+        EXPECT_NE(std::string(rank.home().why).find("somebody else has connected"),
+                  std::string::npos)
+            << rank.home().why;
+      }
+      EXPECT_TRUE(plugin_->dismiss(comm, memory) && plugin_->close_send(comm));
+    }
+    expect_clean();
   }
-  EXPECT_NE(std::string(rank.home().why).find("somebody else has connected"), std::string::npos)
-      << rank.home().why;
-  EXPECT_TRUE(plugin_->dismiss(comm, memory) && plugin_->close_send(comm));
 }
 
 // ---- messages that were changed on their way ----
@@ -289,7 +307,8 @@ TEST_P(Carried, AStrangersConnectionIsNotTakenForAPeers) {
 struct Mutator {
   std::mt19937_64 random;
   std::uint32_t one_in = 1;
-  bool of_heads = true;  // otherwise the lengths of payloads that go by themselves
+  bool of_heads = true;  // otherwise of payloads that go by themselves
+  bool cuts = false;     // all are too short, and nothing else
   std::uint64_t mutated = 0;
 
   static void received(void* me, unsigned char* data, std::uint64_t* bytes) {
@@ -300,8 +319,11 @@ struct Mutator {
     const bool is_head = *bytes <= PluginFabric::kMessageBytes;
     if (*bytes == kGreeting || is_head != of_heads || random() % one_in != 0) return;
     ++mutated;
-    if (!of_heads || random() % 8 == 0) {
-      *bytes = of_heads ? random() % (PluginFabric::kMessageBytes + 1) : random() % *bytes;
+    if (cuts || random() % 8 == 0) {
+      const std::uint64_t now =
+          random() % (cuts ? *bytes : std::uint64_t{PluginFabric::kMessageBytes + 1});
+      if (now < *bytes) std::memset(data + now, 0xee, *bytes - now);
+      *bytes = now;
       return;
     }
     // Of the preamble and the head: what a payload says nobody can know.
@@ -347,25 +369,32 @@ TEST_P(Carried, ChangedMessagesWriteNothingWrong) {
   EXPECT_GT(refused, 0u);
 }
 
-TEST_P(Carried, ATruncatedPayloadIsTheEndOfThePeer) {
-  {
-    Mutator mutator;
-    mutator.random.seed(base_seed());
-    mutator.of_heads = false;
-    faults_.received = Mutator::received;
-    faults_.context = &mutator;
-    std::mt19937_64 random(base_seed());
-    Hosts hosts(*plugin_, 2, shape_of_slots(3000));
-    Traffic traffic(2, 2, 1000, {3000});
-    const Patience patience;
-    while (hosts.gone() == 0) {
-      ASSERT_FALSE(patience.lost());
-      ASSERT_TRUE(traffic.turn(hosts, random)) << "a wrong slice";
+TEST_P(Carried, ATruncatedMessageIsTheEndOfThePeer) {
+  for (int round = 0; round < 20; ++round) {
+    const bool of_heads = round % 2 == 0;
+    const std::uint64_t seed = base_seed() + static_cast<std::uint64_t>(round);
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    {
+      Mutator mutator;
+      mutator.random.seed(seed);
+      mutator.of_heads = of_heads;
+      mutator.cuts = true;
+      faults_.received = Mutator::received;
+      faults_.context = &mutator;
+      std::mt19937_64 random(seed);
+      Hosts hosts(*plugin_, 2, shape_of_slots(3000));
+      Traffic traffic(2, 2, 1000, {of_heads ? 900u : 3000u});
+      const Patience patience;
+      while (hosts.gone() == 0) {
+        ASSERT_FALSE(patience.lost());
+        ASSERT_TRUE(traffic.turn(hosts, random)) << "a wrong slice";
+      }
+      const char* const says = of_heads ? "a message that is none of ours" : "of a payload of ";
+      EXPECT_NE(hosts.why().find(says), std::string::npos) << hosts.why();
+      for (const auto& w : traffic.ways) EXPECT_EQ(w.stream.received, 0u);
     }
-    EXPECT_NE(hosts.why().find("of a payload of "), std::string::npos) << hosts.why();
-    for (const auto& w : traffic.ways) EXPECT_EQ(w.stream.received, 0u);
+    expect_clean();
   }
-  expect_clean();
 }
 
 // ---- two processes ----
