@@ -242,6 +242,15 @@ void send_one(End& end, std::uint32_t bytes) {
     if (!end.poll()) sched_yield();
   }
 }
+// Until the other process, too, has all that it waits for. (Some carriers send what they were given
+// only when they are asked again.)
+void settle(End& end, int to_other) {
+  char done = 0;
+  write_all(to_other, &done, 1);
+  while (recv(to_other, &done, 1, MSG_DONTWAIT) != 1) {
+    if (!end.poll()) sched_yield();
+  }
+}
 double median(std::vector<double> all) {
   std::sort(all.begin(), all.end());
   return all[all.size() / 2];
@@ -310,16 +319,14 @@ int run(int self, int to_other, int rounds, const std::string& ucx_file,
       for (std::size_t k = 0; k < 4; ++k) {
         const double figure =
             k < 3 ? trips(*c.end, self, kSizes[k], kTrips[k]) : stream(*c.end, self);
+        settle(*c.end, to_other);
         if (round >= 0) c.figures[k].push_back(figure);
       }
     }
   }
-  // What is under way still goes out.
-  for (Carrier& c : all) c.end->may_end = true;
-  char done = 0;
-  write_all(to_other, &done, 1);
-  while (recv(to_other, &done, 1, MSG_DONTWAIT) != 1) {
-    for (Carrier& c : all) c.end->poll();
+  for (Carrier& c : all) {
+    c.end->may_end = true;
+    settle(*c.end, to_other);
   }
   if (self == 1) return 0;
   std::printf("%-16s %10s %10s %10s %12s   (%d rounds)\n", "carrier", "64 B, us", "8 KiB, us",

@@ -112,7 +112,8 @@ if(UNJAM_SANITIZE MATCHES "thread")
   list(APPEND left_out plan_mistakes_test float_types_test leaves_test waitfor_test sending_ahead_test
               lane_pace_test call_in_front_test call_places_test carried_plans_test hop_mix_test
               hop_order_test one_order_test order_rule_test recall_test nvlink_test async_ring_test
-              doorbell_test clock_test courier_test reshard_plan_test reshard_paper_test)
+              doorbell_test clock_test courier_test net_plugin_test plugin_fabric_test ucx_fabric_test reshard_plan_test
+              reshard_paper_test)
 endif()
 
 # Of some tests, compiling takes many times longer than running. They speak to the library from outside and

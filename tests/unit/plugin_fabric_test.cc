@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -421,36 +422,50 @@ struct Alone {
   }
 };
 
-TEST_P(Carried, BetweenProcesses) {
+void between_processes(const std::string& file) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-  const std::uint64_t seed = base_seed();
-  Processes both(2, ", seed " + std::to_string(seed), [&](Child& me) {
+  Processes both(2, "", [&](Child& me) {
     const auto self = static_cast<std::uint32_t>(me.index());
-    Alone here(file_, self, ends[self]);
+    Alone here(file, self, ends[self]);
     exchange_and_leave(*here.rank, ends[self]);
   });
   EXPECT_TRUE(both.finish());
   close(ends[0]), close(ends[1]);
 }
 
-TEST_P(Carried, AKilledProcessIsTheEndOfThePeer) {
+void until_one_is_killed(const std::string& file) {
   for (std::uint64_t round = 0; round < 3; ++round) {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     const std::uint64_t seed = base_seed() + round;
     Processes both(2, ", seed " + std::to_string(seed), [&](Child& me) {
       const auto self = static_cast<std::uint32_t>(me.index());
-      Alone here(file_, self, ends[self]);
+      Alone here(file, self, ends[self]);
       exchange_until_killed(*here.rank, self == 1, seed);
       const std::string why = here.rank->home().why;
-      EXPECT_NE(why.find("the network plugin unjam-test"), std::string::npos) << why;
+      EXPECT_NE(why.find(here.plugin->title()), std::string::npos) << why;
       EXPECT_NE(why.find(" gives "), std::string::npos) << why;
     });
     both.expect_killed(1);
     EXPECT_TRUE(both.finish());
     close(ends[0]), close(ends[1]);
   }
+}
+
+TEST_P(Carried, BetweenProcesses) { between_processes(file_); }
+TEST_P(Carried, AKilledProcessIsTheEndOfThePeer) { until_one_is_killed(file_); }
+
+// Any other plugin, whose device 0 reaches this machine.
+TEST(ForeignPlugin, BetweenProcesses) {
+  const char* const file = std::getenv("UNJAM_TEST_NET_PLUGIN");
+  if (file == nullptr) GTEST_SKIP() << "UNJAM_TEST_NET_PLUGIN names no libnccl-net*.so";
+  between_processes(file);
+}
+TEST(ForeignPlugin, AKilledProcessIsTheEndOfThePeer) {
+  const char* const file = std::getenv("UNJAM_TEST_NET_PLUGIN");
+  if (file == nullptr) GTEST_SKIP() << "UNJAM_TEST_NET_PLUGIN names no libnccl-net*.so";
+  until_one_is_killed(file);
 }
 
 INSTANTIATE_TEST_SUITE_P(Abi, Carried, testing::Range(NetPlugin::kOldest, NetPlugin::kNewest + 1));

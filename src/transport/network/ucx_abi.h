@@ -14,7 +14,7 @@ using Status = signed char;
 inline constexpr Status kOk = 0, kBusy = -15;
 // What functions that begin something give: nullptr (it is done), an error, or a request.
 using StatusOrRequest = void*;
-inline constexpr bool is_error(StatusOrRequest s) {
+inline bool is_error(StatusOrRequest s) {
   return reinterpret_cast<std::uintptr_t>(s) >= static_cast<std::uintptr_t>(-100);
 }
 

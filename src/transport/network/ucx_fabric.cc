@@ -267,7 +267,7 @@ bool UcxFabric::send(std::uint32_t p, Channel channel, const FrameBytes& head,
   params.user_data = o;
   o->state = Outgoing::State::kUnderWay;
   ++peer.under_way;
-  const ucx::StatusOrRequest began = ucx_.am_send_nbx(peer.endpoints[c], kMessageId, o->header,
+  ucx::StatusOrRequest began = ucx_.am_send_nbx(peer.endpoints[c], kMessageId, o->header,
                                                       kHeaderBytes, payload, bytes, &params);
   if (ucx::is_error(began)) {
     o->state = Outgoing::State::kFree;
@@ -388,7 +388,7 @@ void UcxFabric::close_endpoints(Peer& peer) {
     ucx::RequestParams params;
     params.mask = ucx::RequestParams::kFlags;
     params.flags = ucx::RequestParams::kForce;
-    const ucx::StatusOrRequest began = ucx_.ep_close_nbx(endpoint, &params);
+    ucx::StatusOrRequest began = ucx_.ep_close_nbx(endpoint, &params);
     endpoint = nullptr;
     if (began != nullptr && !ucx::is_error(began)) closing_.push_back(began);
   }
