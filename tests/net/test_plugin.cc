@@ -14,9 +14,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <vector>
 
+#include "base/hash.h"
 #include "tests/net/faults.h"
 #include "transport/network/net_plugin_abi.h"
 
@@ -28,7 +28,7 @@ NetFaults unjam_net_faults;
 namespace {
 
 namespace abi = unjam::net_plugin_abi;
-using abi::DeviceHandle, abi::Log, abi::Profile, abi::Result;
+using abi::Log, abi::Profile, abi::Result;
 
 constexpr Result kOk = 0, kSystemError = 2, kInternalError = 3, kInvalidArgument = 4,
                  kInvalidUsage = 5;
@@ -83,7 +83,7 @@ struct Connection {
   Request requests[kRequests];
   std::vector<Request*> queue;  // that are not done
   std::int64_t memories = 0;
-  std::minstd_rand random;
+  std::uint64_t drawn = 0;
 };
 
 bool move_some(Connection& c, unsigned char* at, std::uint64_t bytes, std::uint64_t* moved,
@@ -241,7 +241,7 @@ Result begin_request(void* comm, void* data, std::uint64_t bytes, void* memory, 
   const auto* const at = static_cast<unsigned char*>(data);
   if (at < m->begin || at + bytes > m->begin + m->bytes) return misuse("memory of others");
   const std::uint32_t no_room = faults().no_room;
-  if (no_room != 0 && c->random() % 100 < no_room) return kOk;
+  if (no_room != 0 && unjam::mix64(++c->drawn) % 100 < no_room) return kOk;
   const auto used = static_cast<std::int64_t>(
       std::count_if(c->requests, c->requests + kRequests, [](const Request& r) { return r.used; }));
   if (used == kRequests) return misuse("more requests than a connection has");
@@ -369,19 +369,20 @@ Result connect(int device, void* handle, void** comm) {
 }
 Result accept(void* listener, void** comm) { return take_connection(listener, comm); }
 #else
-Result accept(void* listener, void** comm, DeviceHandle**) {
+Result accept(void* listener, void** comm, abi::DeviceHandle**) {
   return take_connection(listener, comm);
 }
 #if UNJAM_NET_ABI <= 9
-Result connect(int device, void* handle, void** comm, DeviceHandle**) {
+Result connect(int device, void* handle, void** comm, abi::DeviceHandle**) {
   return open_connection(device, handle, comm);
 }
 #elif UNJAM_NET_ABI == 10
-Result connect(int device, abi::CommConfig* config, void* handle, void** comm, DeviceHandle**) {
+Result connect(int device, abi::CommConfig* config, void* handle, void** comm,
+               abi::DeviceHandle**) {
   return config == nullptr ? misuse("connect") : open_connection(device, handle, comm);
 }
 #else
-Result connect(void* context, int device, void* handle, void** comm, DeviceHandle**) {
+Result connect(void* context, int device, void* handle, void** comm, abi::DeviceHandle**) {
   return context != &the_context ? misuse("connect") : open_connection(device, handle, comm);
 }
 #endif

@@ -38,9 +38,11 @@ bool until(const std::function<bool()>& reached) {
 }
 
 class OfVersion : public testing::TestWithParam<int> {
+ public:
+  ~OfVersion() override { reset(faults_); }
+
  protected:
   OfVersion() : file_(net_plugin_file(GetParam())), faults_(net_faults(file_)) { reset(faults_); }
-  ~OfVersion() override { reset(faults_); }
   std::unique_ptr<NetPlugin> load(std::string* error = nullptr) {
     std::string text;
     auto plugin = NetPlugin::load(file_, text);

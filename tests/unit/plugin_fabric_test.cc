@@ -97,6 +97,9 @@ class Hosts {
 };
 
 class Carried : public testing::TestWithParam<int> {
+ public:
+  ~Carried() override { reset(faults_); }
+
  protected:
   Carried() : file_(net_plugin_file(GetParam())), faults_(net_faults(file_)) {
     reset(faults_);
@@ -104,7 +107,6 @@ class Carried : public testing::TestWithParam<int> {
     plugin_ = NetPlugin::load(file_, error);
     if (plugin_ == nullptr) ADD_FAILURE() << error;
   }
-  ~Carried() override { reset(faults_); }
   // Nothing is left open, and the plugin was asked for nothing that it does not have to bear.
   void expect_clean() {
     EXPECT_EQ(faults_.open, 0);
@@ -306,7 +308,7 @@ TEST_P(Carried, AStrangersConnectionIsNotTakenForAPeers) {
 // ---- messages that were changed on their way ----
 
 struct Mutator {
-  std::mt19937_64 random;
+  std::mt19937_64 random{0};
   std::uint32_t one_in = 1;
   bool of_heads = true;  // otherwise of payloads that go by themselves
   bool cuts = false;     // all are too short, and nothing else

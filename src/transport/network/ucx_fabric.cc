@@ -268,7 +268,7 @@ bool UcxFabric::send(std::uint32_t p, Channel channel, const FrameBytes& head,
   o->state = Outgoing::State::kUnderWay;
   ++peer.under_way;
   ucx::StatusOrRequest began = ucx_.am_send_nbx(peer.endpoints[c], kMessageId, o->header,
-                                                      kHeaderBytes, payload, bytes, &params);
+                                                kHeaderBytes, payload, bytes, &params);
   if (ucx::is_error(began)) {
     o->state = Outgoing::State::kFree;
     --peer.under_way;
