@@ -112,7 +112,8 @@ if(UNJAM_SANITIZE MATCHES "thread")
   list(APPEND left_out plan_mistakes_test float_types_test leaves_test waitfor_test sending_ahead_test
               lane_pace_test call_in_front_test call_places_test carried_plans_test hop_mix_test
               hop_order_test one_order_test order_rule_test recall_test nvlink_test async_ring_test
-              doorbell_test clock_test courier_test reshard_plan_test reshard_paper_test)
+              doorbell_test clock_test courier_test net_plugin_test plugin_fabric_test ucx_fabric_test reshard_plan_test
+              reshard_paper_test)
 endif()
 
 # Of some tests, compiling takes many times longer than running. They speak to the library from outside and
@@ -140,12 +141,35 @@ set(long agent_hosts_test agent_test collectives_test engine_holes_test plan_cor
 set(precompiled <algorithm> <array> <atomic> <chrono> <cmath> <cstring> <fstream> <functional> <map> <memory> <mutex>
                 <random> <set> <sstream> <string> <thread> <vector> <gtest/gtest.h>)
 
+# Tests that load the plugins below.
+set(use_net_plugins courier_engines_test net_plugin_test plugin_fabric_test ucx_fabric_test)
+
 # A test that has another name now would lose what these lists say of it.
-foreach(name ${left_out} ${quickly_compiled} ${expensive} ${sharded} ${long})
+foreach(name ${left_out} ${quickly_compiled} ${expensive} ${sharded} ${long} ${use_net_plugins})
   if(NOT EXISTS "${PROJECT_SOURCE_DIR}/tests/unit/${name}.cc")
     message(FATAL_ERROR "cmake/UnjamTests.cmake lists ${name}, which is not in tests/unit.")
   endif()
 endforeach()
+
+# Network plugins that tests load: ours as each version of NCCL's ABI, one with a function missing, and three
+# that are none.
+set(net_plugins)
+function(unjam_add_net_plugin name source)
+  add_library(net_${name} MODULE "${PROJECT_SOURCE_DIR}/tests/net/${source}")
+  target_include_directories(net_${name} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/src")
+  target_compile_definitions(net_${name} PRIVATE ${ARGN})
+  target_link_libraries(net_${name} PRIVATE unjam_warnings)
+  set_target_properties(net_${name} PROPERTIES
+    PREFIX "" OUTPUT_NAME ${name} LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/net")
+  set(net_plugins ${net_plugins} net_${name} PARENT_SCOPE)
+endfunction()
+foreach(version RANGE 6 12)
+  unjam_add_net_plugin(v${version} test_plugin.cc UNJAM_NET_ABI=${version})
+endforeach()
+unjam_add_net_plugin(incomplete test_plugin.cc UNJAM_NET_ABI=8 UNJAM_NET_INCOMPLETE)
+unjam_add_net_plugin(old unknown_plugin.cc UNJAM_NET_SYMBOL=ncclNetPlugin_v5)
+unjam_add_net_plugin(new unknown_plugin.cc UNJAM_NET_SYMBOL=ncclNetPlugin_v13)
+unjam_add_net_plugin(none unknown_plugin.cc)
 
 foreach(source ${test_sources})
   get_filename_component(name "${source}" NAME_WE)
@@ -153,6 +177,9 @@ foreach(source ${test_sources})
     continue()
   endif()
   unjam_add_gtest(${name} "${source}")
+  if(name IN_LIST use_net_plugins)
+    add_dependencies(${name} ${net_plugins})
+  endif()
 endforeach()
 
 add_test(NAME exported_symbols

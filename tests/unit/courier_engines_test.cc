@@ -1,10 +1,12 @@
 // Real engines of two to four ranks as two hosts: what they post for the other host couriers take
-// there, over a loop fabric that delays, reorders and cuts into pieces. Every kind by every
-// algorithm, and programs of sets, on many keys, each rank in an order of its own.
+// there, over a loop fabric that delays, reorders and cuts into pieces, or over a network plugin.
+// Every kind by every algorithm, and programs of sets, on many keys, each rank in an order of its
+// own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -21,11 +23,14 @@
 #include "engine/engine.h"
 #include "plan/host_table.h"
 #include "plan/registry.h"
+#include "tests/net/plugins.h"
 #include "tests/support/all_plans.h"
 #include "tests/support/engine_ranks.h"
 #include "tests/support/job.h"
 #include "transport/network/courier.h"
 #include "transport/network/loop_fabric.h"
+#include "transport/network/net_plugin.h"
+#include "transport/network/plugin_fabric.h"
 
 namespace unjam {
 namespace {
@@ -93,8 +98,9 @@ class Networked : public ByHand {
 // Ranks on two hosts, each with a courier.
 class Networks {
  public:
+  // `plugin`: otherwise they use a loop fabric.
   Networks(const Case& c, std::size_t keys, std::uint64_t seed, std::uint32_t piece,
-           std::uint64_t window)
+           std::uint64_t window, NetPlugin* plugin = nullptr)
       : case_(c), ranks_(c, keys, seed), random_(seed) {
     LoopOptions loop;
     loop.processes = kHosts;
@@ -121,8 +127,9 @@ class Networks {
     settings.bases = bases_.data();
     for (std::uint32_t h = 0; h < kHosts; ++h) {
       settings.self = h;
-      hosts_.push_back(std::make_unique<Host>(*this, settings, h));
+      hosts_.push_back(std::make_unique<Host>(*this, settings, fabric_of(settings, plugin)));
     }
+    if (plugin != nullptr) introduce();
     for (std::uint32_t r = 0; r < ranks(); ++r) {
       for (std::uint32_t l = 0; l < static_cast<std::uint32_t>(c.lanes); ++l) {
         Courier& courier = hosts_[process_of_[r]]->courier;
@@ -176,8 +183,9 @@ class Networks {
   // Whoever it is has a turn, but engines that sleep, until so many calls have ended at all ranks
   // together.
   bool run(std::size_t calls) {
-    for (std::uint64_t turns = 0; calls != 0; ++turns) {
-      if (turns == 2'000'000 || gone_ != 0) return false;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(kPatienceUs);
+    while (calls != 0) {
+      if (std::chrono::steady_clock::now() > end || gone_ != 0) return false;
       const std::size_t who = random_() % (lanes_.size() + 3 * kHosts);
       if (who < lanes_.size()) {
         if (!lanes_[who]->woken) continue;
@@ -193,11 +201,11 @@ class Networks {
 
  private:
   struct Host final : CourierHome {
-    Host(Networks& networks, const CourierSettings& settings, std::uint32_t self)
+    Host(Networks& networks, const CourierSettings& settings, std::unique_ptr<Fabric> with)
         : all(networks),
           memory(zeroed(Courier::memory_bytes(settings))),
-          fabric(*networks.net_, self),
-          courier(settings, memory.get(), fabric, *this) {}
+          fabric(std::move(with)),
+          courier(settings, memory.get(), *fabric, *this) {}
 
     void ring(std::uint32_t rank, std::uint32_t lane, Came what) override {
       all.ring(rank, lane, what == Came::kData ? RingFor::kData : RingFor::kRoom);
@@ -211,9 +219,40 @@ class Networks {
 
     Networks& all;
     Memory memory;
-    LoopFabric fabric;
+    std::unique_ptr<Fabric> fabric;
     Courier courier;
   };
+
+  std::unique_ptr<Fabric> fabric_of(const CourierSettings& settings, NetPlugin* plugin) {
+    if (plugin == nullptr) return std::make_unique<LoopFabric>(*net_, settings.self);
+    PluginFabricSettings s;
+    s.processes = kHosts;
+    s.self = settings.self;
+    s.most_payload = std::max(settings.shape.escape_slot_bytes, settings.shape.borrow_slot_bytes);
+    // Arenas of ranks here, and mirrors of the others. (Ranks lay them out alike.)
+    for (std::uint32_t r = 0; r < ranks(); ++r) {
+      if (process_of_[r] != settings.self) continue;
+      for (std::uint32_t q = 0; q < ranks(); ++q) {
+        if (q != r && process_of_[q] == settings.self) continue;
+        s.memory.push_back({bases_[r][q], settings.shape.total_bytes()});
+      }
+    }
+    std::string error;
+    auto fabric = PluginFabric::make(*plugin, s, error);
+    EXPECT_NE(fabric, nullptr) << error;
+    return fabric;
+  }
+  void introduce() {
+    PluginAddress address[kHosts];
+    std::string error;
+    const auto fabric = [&](std::uint32_t h) -> PluginFabric& {
+      return static_cast<PluginFabric&>(*hosts_[h]->fabric);
+    };
+    for (std::uint32_t h = 0; h < kHosts; ++h) {
+      EXPECT_TRUE(fabric(h).invite(1 - h, &address[h], error)) << error;
+    }
+    for (std::uint32_t h = 0; h < kHosts; ++h) fabric(h).meet(1 - h, address[1 - h]);
+  }
 
   const Case case_;
   Ranks ranks_;
@@ -277,6 +316,42 @@ TEST_P(CourierEngines, ManyKeysInAnyOrder) {
       EXPECT_EQ(all.courier(h).counts().dropped, 0u);
     }
   }
+}
+
+TEST_P(CourierEngines, ManyKeysOverANetworkPlugin) {
+  const Case c = GetParam();
+  const auto n = static_cast<std::uint32_t>(c.ranks);
+  constexpr std::size_t kKeys = 12, kUses = 3 * kKeys;
+  const int version = c.ranks % 2 == 0 ? 8 : 11;
+  const std::string file = unjam_test::net_plugin_file(version);
+  std::string error;
+  const auto plugin = NetPlugin::load(file, error);
+  ASSERT_NE(plugin, nullptr) << error;
+  NetFaults& faults = unjam_test::net_faults(file);
+  const std::uint64_t seed = mix64(base_seed() + 1000);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  std::vector<Use> uses(kUses);
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    Use& u = uses[i] = drawn_use(i, kKeys, n, random);
+    u.count = random() % 1500;
+    fill(u, n, random, c.escape_slots >= 4 ? Laid::kOverlapping : Laid::kOneByOne, c.lanes);
+  }
+  unjam_test::reset(faults);
+  faults.no_room = 20;
+  faults.piece = 100;
+  {
+    Networks all(c, kKeys, seed, 0, 4000, plugin.get());
+    all.submit(uses, kKeys);
+    ASSERT_TRUE(all.run(kUses * n)) << "somebody waits for ever; " << all.why();
+    all.all().fetch();
+    for (const Use& u : uses) check(u);
+    for (std::uint32_t h = 0; h < Networks::kHosts; ++h) {
+      EXPECT_GT(all.courier(h).counts().came, 0u);
+    }
+  }
+  EXPECT_EQ(faults.misused, 0);
+  EXPECT_EQ(faults.open, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(TwoHosts, CourierEngines,

@@ -4,10 +4,12 @@
 // to be ordered, couriers order themselves. It never waits. Each frame comes once, whole and
 // unchanged, or the connection is broken. It need not notice a silent peer.
 //
-// One thread at a time calls it, the courier's. Registration of memory, and something to sleep on,
-// come with the first carrier that needs them.
+// One thread at a time calls it, the courier's. How two processes meet is each carrier's own
+// matter: each has an address for its peer, a few bytes that somebody else brings there. Until then
+// there is no room for any frame.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "transport/network/frame.h"
@@ -17,6 +19,12 @@ namespace unjam {
 // Frames of short payloads are not to stand behind long ones.
 enum class Channel : std::uint8_t { kShort, kBulk };
 inline constexpr std::uint32_t kChannels = 2;
+
+// Memory in which payloads lie and land. Carriers may have to tell a network of it beforehand.
+struct FabricMemory {
+  unsigned char* begin = nullptr;
+  std::size_t bytes = 0;
+};
 
 // Where a frame's payload goes.
 struct Landing {
@@ -37,7 +45,8 @@ class FabricSink {
   virtual void arrived(std::uint32_t peer, const FrameBytes& head, std::uint64_t cookie) = 0;
   // The payload that was sent with this cookie is not read any more.
   virtual void sent(std::uint32_t peer, std::uint64_t cookie) = 0;
-  // The connection is over, and nothing more comes from there.
+  // The connection is over, and nothing more comes from there. The text stays as long as the
+  // fabric.
   virtual void broken(std::uint32_t peer, const char* why) = 0;
 };
 
@@ -46,13 +55,21 @@ class Fabric {
   virtual ~Fabric() = default;
 
   // Copies the head. Reads the payload until sent(cookie), of which there is one for each frame
-  // with a payload. False: no room now, nothing has changed.
+  // with a payload, from a later poll(). False: no room now, nothing has changed. What is wrong
+  // with a connection is told by poll().
   virtual bool send(std::uint32_t peer, Channel channel, const FrameBytes& head,
                     const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) = 0;
   // Moves what can be moved now. Whether it has moved anything.
   virtual bool poll(FabricSink& sink) = 0;
-  // By force: no payload of this connection is read or written any more.
+  // By force: no payload of this connection is read or written any more. Called within poll(), that
+  // holds when poll() returns.
   virtual void close(std::uint32_t peer) = 0;
+
+  // What becomes readable when poll() may have something to move; -1: nothing does, so who sleeps
+  // sleeps for a while only.
+  virtual int descriptor() const { return -1; }
+  // To be called before one sleeps. False: poll() has something to move now.
+  virtual bool arm() { return true; }
 };
 
 }  // namespace unjam

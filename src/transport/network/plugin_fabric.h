@@ -1,0 +1,102 @@
+// A carrier over any network plugin for NCCL (net_plugin.h).
+//
+// Connections. A plugin's connection goes one way, keeps its messages' order, and has messages
+// received where a receive was posted before, of which only so many may be under way. So each peer
+// and channel has two connections a direction:
+//   heads:     messages of at most kMessageBytes: a frame's head, and its payload if there is room.
+//              As many receives are posted as the plugin takes.
+//   payloads:  the longer ones, each received straight into its place. Its receive is posted when
+//              its head has come, so both ends have payloads in the order of their heads.
+// A receiver posts receives at once, whatever else there is to do, and a sender has posted the
+// payload of each head that it has sent, or will as soon as the plugin takes it. So connections
+// drain.
+//
+// Nothing waits: poll() also brings connections about. Whoever fails meanwhile is perhaps noticed
+// by nobody: heartbeats are for that. Each connection begins with a greeting that has a key which
+// only the invited peer was told, so that no stranger's connection is taken for a peer's.
+//
+// Whatever goes wrong (an error of the plugin's, a message of a wrong length, a wrong greeting) is
+// the end of that peer, with a text that names the plugin.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/network/fabric.h"
+#include "transport/network/net_plugin.h"
+
+namespace unjam {
+
+struct PluginFabricSettings {
+  std::uint32_t processes = 1, self = 0;
+  int device = 0;                  // of the plugin's
+  std::uint32_t most_payload = 0;  // bytes
+  // Where payloads lie and land, all of them, for good.
+  std::vector<FabricMemory> memory;
+};
+
+// What a peer has to be told before it can connect: bytes, to be handed over as they are.
+struct PluginAddress {
+  static constexpr std::uint32_t kConnections = 2 * kChannels;
+  std::uint64_t key = 0;
+  alignas(NetPlugin::kHandleAlignment) unsigned char handles[kConnections]
+                                                            [NetPlugin::kHandleBytes] = {};
+};
+
+class PluginFabric final : public Fabric {
+ public:
+  static constexpr std::uint32_t kMessageBytes = 1024;
+
+  // Null: `error` says why. The plugin has to outlive the fabric.
+  static std::unique_ptr<PluginFabric> make(NetPlugin& plugin, const PluginFabricSettings& settings,
+                                            std::string& error);
+  ~PluginFabric() override;
+
+  // Listens for the peer. Once, at most, for each.
+  bool invite(std::uint32_t peer, PluginAddress* address, std::string& error);
+  // After invite(): the address that the peer has for us. poll() does the rest.
+  void meet(std::uint32_t peer, const PluginAddress& address);
+  // Whether frames can be sent and have a way back.
+  bool met(std::uint32_t peer) const;
+
+  bool send(std::uint32_t peer, Channel channel, const FrameBytes& head,
+            const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) override;
+  bool poll(FabricSink& sink) override;
+  void close(std::uint32_t peer) override;
+
+ private:
+  struct Line;
+  struct Outgoing;
+  struct Incoming;
+  struct Sender;
+  struct Receiver;
+  struct Peer;
+
+  PluginFabric(NetPlugin& plugin, const PluginFabricSettings& settings);
+
+  void fail(Peer& peer, const std::string& why);
+  bool enroll(Peer& peer, Line& line);
+  bool find_memory(Peer& peer, const Line& line, const unsigned char* at, std::size_t bytes,
+                   void** memory);
+  bool connect(Peer& peer, Line& line, std::uint32_t number);
+  bool accept(Peer& peer, Line& line, std::uint32_t number);
+  bool meet_further(Peer& peer);
+  bool post(Peer& peer, Sender& sender);
+  bool post(Peer& peer, Receiver& receiver);
+  bool poll(Peer& peer, Sender& sender, FabricSink& sink);
+  bool poll(Peer& peer, Receiver& receiver, FabricSink& sink);
+  bool take_head(Peer& peer, Receiver& receiver, std::size_t bytes, FabricSink& sink);
+  void close(Line& line, bool sends);
+
+  NetPlugin& plugin_;
+  const PluginFabricSettings settings_;
+  const std::uint32_t depth_;
+  std::vector<unsigned char> waste_;  // where payloads go that nobody wants
+  std::vector<FabricMemory> memory_;  // by address; all but a peer's messages
+  std::vector<std::unique_ptr<Peer>> peers_;
+};
+
+}  // namespace unjam
