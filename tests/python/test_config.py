@@ -110,7 +110,7 @@ def test_a_former_name_counts_and_is_named_once(python, monkeypatch, both):
     program = (
         "import unjam\n"
         "with unjam.init_all(1) as (a,), unjam.init_all(1) as (b,):\n"
-        "    assert a.info()['settings']['UNJAM_IN_STREAM_OVERLAP'] == %d\n" % both
+        f"    assert a.info()['settings']['UNJAM_IN_STREAM_OVERLAP'] == {int(both)}\n"
     )
     result = python("-c", program)
     assert result.returncode == 0, result.stderr

@@ -293,7 +293,7 @@ class Steps:
         sys.settrace(self._before)
 
 
-def agreed_order(calls):
+def one_order(calls):
     return [[("0", number) for number in range(calls)]] * 2
 
 
@@ -318,13 +318,13 @@ def group_after_group(calls):
 
 
 def one_that_stopped(calls):
-    (order, _) = agreed_order(calls)
+    (order, _) = one_order(calls)
     return [order, order[: calls // 4]]
 
 
 @pytest.mark.parametrize(
     "shape",
-    [agreed_order, many_groups, many_ranks, neighbours_swapped, group_after_group, one_that_stopped],
+    [one_order, many_groups, many_ranks, neighbours_swapped, group_after_group, one_that_stopped],
 )
 @pytest.mark.parametrize("kind", ["dumps", "profiles"])
 def test_cost_grows_with_the_calls(tmp_path, shape, kind):

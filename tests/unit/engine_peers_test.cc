@@ -959,7 +959,7 @@ TEST_F(BatchCalls, OfTwoHopsWhatHasNotComeIsTriedLater) {
                                                {{0, BatchWay::kReceiving}},
                                                {{0, BatchWay::kCollecting}}}));
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
-  EXPECT_EQ(ranks_.stats(0).wholes, 2u);
+  EXPECT_EQ(ranks_.stats(0).batched, 2u);
   check(uses_[1]);  // slice by slice
 }
 
@@ -1028,7 +1028,7 @@ TEST_F(BatchCalls, StreamsAreTriedTogetherWithTheirLike) {
       (std::vector<Batch>{
           {{0, kAll}}, {{1, kStream}, {2, kStream}}, {{4, kStream}}, {{5, kAll}}, {{3, kStream}}}));
   EXPECT_EQ(ranks_.stats(0).completed, 6u);
-  EXPECT_EQ(ranks_.stats(0).wholes, 5u);
+  EXPECT_EQ(ranks_.stats(0).batched, 5u);
   check(uses_[2]);  // slice by slice
 }
 
@@ -1253,7 +1253,7 @@ TEST_F(BatchCalls, StreamsEndBeforeThoseThatAreTriedWithThem) {
   engine_.stay();
   EXPECT_EQ(engine_.tried.size(), 1u);
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
-  EXPECT_EQ(ranks_.stats(0).wholes, 3u);
+  EXPECT_EQ(ranks_.stats(0).batched, 3u);
   EXPECT_TRUE(ranks_.wait(0, 2));
   for (std::size_t key = 0; key < 3; ++key) EXPECT_EQ(ranks_.in_queue(0, key), 0u);
 }
