@@ -23,7 +23,7 @@ def module(monkeypatch):
     "comment",
     [
         "// Between two H200s it is faster.",
-        "int x;  // see lab/notes.md",
+        "int x;  // see lab/notes",
         "// by a probe that is not in the tree",
         "// (four GPUs hung)",
         "// 7.7 us instead of 8.2",
