@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshes_checks import (  # noqa: F401 - found by name
+    meshes_steps,
+)
 from pipeline_checks import (  # noqa: F401 - found by name
     pipeline_own,
     pipeline_own_early,
