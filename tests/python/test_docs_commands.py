@@ -67,6 +67,9 @@ ELSEWHERE = {
     "python examples/torch/unet_pipeline.py --ranks 4 --schedule eager_1f1b --split": (
         "tests/python/test_torch_training.py::test_example_by_itself"
     ),
+    "python examples/torch/unet_pipeline.py --ranks 3 --wide": (
+        "tests/python/test_torch_training.py::test_example_by_itself"
+    ),
     "python examples/torch/unet_pipeline.py --ranks 4 --split": (
         "tests/python/test_torch_training.py::test_example_by_itself"
     ),

@@ -11,7 +11,8 @@ if importlib.util.find_spec("torch") is None:
 
 pytestmark = pytest.mark.timeout(RUN_S + 200, func_only=True)
 
-JOBS = [("unjam", "meshes_steps")]
+CHECKS = ["meshes_steps", "meshes_more", "meshes_parts", "meshes_fails", "meshes_refuses", "meshes_unet"]
+JOBS = [("unjam", check) for check in CHECKS]
 
 
 @pytest.fixture(scope="module")

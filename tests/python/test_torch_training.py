@@ -191,12 +191,20 @@ def example(path, *words, limit=200):
     return json.loads(shown[-1])
 
 
-@pytest.mark.parametrize("name", ["pipeline", "unet_pipeline", "weight_sync"])
-def test_example_by_itself(adapter, name):
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("pipeline", ()),
+        ("unet_pipeline", ()),
+        ("unet_pipeline", ("--ranks", "3", "--wide")),
+        ("weight_sync", ()),
+    ],
+)
+def test_example_by_itself(adapter, name, words):
     """Started by plain python, with ranks of its own."""
     if name != "pipeline" and BACKEND == "gloo":
         pytest.skip("it is for unjam alone")
-    found = example(EXAMPLES / f"{name}.py", "--backend", BACKEND, "--steps", "3")
+    found = example(EXAMPLES / f"{name}.py", "--backend", BACKEND, "--steps", "3", *words)
     assert found["outcome"] == "right" and len(found["losses"]) == 3, found
 
 

@@ -13,7 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from meshes_checks import (  # noqa: F401 - found by name
+    meshes_fails,
+    meshes_more,
+    meshes_parts,
+    meshes_refuses,
     meshes_steps,
+    meshes_unet,
 )
 from pipeline_checks import (  # noqa: F401 - found by name
     pipeline_own,
