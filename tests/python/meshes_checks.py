@@ -72,6 +72,8 @@ class Halves(nn.Module):
         parts = []
         if self.mine is not None and self.group is not None:
             x = Copied.apply(x, self.group)
+            if not self.into_parts:  # of each copy this rank uses a half
+                skips = [Copied.apply(skip, self.group) for skip in skips]
         for half in (0, 1) if self.mine is None else (self.mine,):
             h = self.up[half](x)
             for skip in skips:  # in halves: this rank's, or both
@@ -140,7 +142,7 @@ PLACES = [  # ranks of rows; rows of stages
     ([[0, 3], [1, 2]], (0, 1, 0, 1)),
     ([[3], [2, 0], [1]], (0, 1, 2, 1)),
     ([[1, 3], [0], [2]], (1, 0, 2, 0)),
-    ([[1], [3], [0, 2]], (0, 1, 0, 2)),
+    ([[1], [3], [0, 2]], (0, 1, 2, 2)),
     ([[0, 1], [2, 3]], (0, 0, 1, 1)),
 ]
 
