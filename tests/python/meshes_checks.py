@@ -1,4 +1,4 @@
-"""What the ranks of test_torch_meshes.py run of pipelines whose stages have several ranks.
+"""What the ranks of test_torch_reshard.py run of pipelines whose stages have several ranks.
 
 The models are in two halves, of which one process computes both and a mesh of two ranks one each.
 Sums have two terms, so the bits do not depend on who adds: losses and gradients must be those of

@@ -12,6 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from doors_checks import (  # noqa: F401 - found by name
+    doors_copies,
+    doors_megatron,
+    doors_multicast,
+    doors_refuse,
+)
 from meshes_checks import (  # noqa: F401 - found by name
     meshes_fails,
     meshes_more,
