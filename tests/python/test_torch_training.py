@@ -106,6 +106,8 @@ ALONE = {
         "recipe_three_groups",
         "recipe_local_wait",
         "recipe_expert_order",
+        "recipe_sync_beside_training",
+        "recipe_big_refit",
     ],
 }
 WITHOUT_KEYS = ["recipe_two_threads", "recipe_local_wait", "recipe_three_groups"]
@@ -220,6 +222,15 @@ def test_recipe_beside_gloo(name, capsys, adapter):
     if BACKEND == "unjam":
         found = example(path, "--backend", "unjam", *more)
         assert found["outcome"] == "right", found
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(BACKEND != "unjam", reason="gloo mixes up what comes in another order")
+def test_weights_go_beside_training_in_a_thousand_rounds(adapter):
+    """In each of them on each rank in an order of its own."""
+    path = EXAMPLES / "recipes" / "sync_beside_training.py"
+    found = example(path, "--backend", "unjam", "--ranks", "4", "--steps", "1000")
+    assert found["outcome"] == "right" and len(found["losses"]) == 1000, found["outcome"]
 
 
 @pytest.mark.soak

@@ -1030,3 +1030,15 @@ def recipe_expert_order(here):
     import expert_order
 
     return expert_order.train(settings(steps=5))
+
+
+def recipe_sync_beside_training(here):
+    import sync_beside_training
+
+    return sync_beside_training.train(settings(steps=20))
+
+
+def recipe_big_refit(here):
+    import big_refit
+
+    return big_refit.train(settings(steps=1, tensors=90, backend=here.backend))
