@@ -22,6 +22,7 @@ JOBS = [
     ("unjam", "reshard_described"),
     ("unjam", "reshard_refuses"),
     ("unjam", "reshard_crossed"),
+    ("unjam", "reshard_parts"),
     ("gloo", "reshard_own_job"),
     ("unjam", "meshes_steps"),
     ("unjam", "meshes_more"),

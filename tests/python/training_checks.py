@@ -41,6 +41,7 @@ from reshard_checks import (  # noqa: F401 - found by name
     reshard_described,
     reshard_own_job,
     reshard_pairs,
+    reshard_parts,
     reshard_refuses,
     reshard_state_dict,
     reshard_types,

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from ..._errors import InvalidArgument, Timeout, UnjamError
 from ...group import Group
 from ...request import Request
 from .._context import group_of, limit_of
-from ..reshard import ProcessGroup, _tell, dist
+from .._reshard_specs import tell
+from ..reshard import ProcessGroup
 
 PIECE_BYTES = 8 << 20
 WINDOW = 16  # pieces under way of a rank
@@ -242,7 +244,7 @@ class Copies:
         # All ranks look at the same digests, so all know them, or none does.
         known = all_digests.tobytes()
         if known not in self._known:
-            told = _tell(self._group, self._key, mine, self._limit)
+            told = tell(self._group, self._key, mine, self._limit)
             _check(told)
             self._known = {known: _pieces(told, self._piece_bytes)}
         return self._known[known]

@@ -32,7 +32,7 @@ from ... import context as _context
 from ..._errors import InvalidArgument, InvalidUsage
 from ...group import Group
 from ...reshard import Layout, Plan, Replicate
-from ..reshard import _name, _raw
+from .._reshard_specs import name_of, raw_of
 
 try:
     from vllm.distributed.weight_transfer.base import (
@@ -145,9 +145,9 @@ class _Job:
             plan = self._plans[shapes] = Plan(
                 Layout([0], [Replicate()]),
                 Layout(list(range(1, self._group.size)), [Replicate()]),
-                {name: (shape, _name(_raw(dtype))) for name, shape, dtype in shapes},
+                {name: (shape, name_of(raw_of(dtype))) for name, shape, dtype in shapes},
             )
-        parts = {name: x.view(_raw(x.dtype)) for name, x in tensors.items()}
+        parts = {name: x.view(raw_of(x.dtype)) for name, x in tensors.items()}
         side = {"src": parts} if self._group.rank == 0 else {"dst": parts}
         return plan.run(self._group, key="weights", **side).synchronize
 
@@ -291,7 +291,7 @@ class UnjamTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         self.client.start_weight_update()
         update = {
             "names": [each.name for each in known],
-            "dtype_names": [_name(each.dtype) for each in known],
+            "dtype_names": [name_of(each.dtype) for each in known],
             "shapes": [list(each.shape) for each in known],
             "chunk_bytes": self._chunk_bytes,
         }

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from ..._errors import InvalidArgument
 from ...group import Group
 from ...reshard import Layout, Plan, Replicate, ReshardRequest, TensorSpec
-from .. import reshard as _reshard
 from .._context import group_of, limit_of
+from .._reshard_specs import local_part, name_of, raw_of
 from .stages import Edge, Spec
 
 Mesh = np.ndarray[Any, np.dtype[np.int64]]  # of the group's ranks
@@ -177,7 +177,7 @@ class Route:
         tensors = {}
         for name, spec in specs:
             ends = [_layout(self._edge, name, n, self._meshes[n]).placements for n in (0, 1)]
-            dtype = _reshard._name(_reshard._raw(spec.dtype))
+            dtype = name_of(raw_of(spec.dtype))
             tensors[name] = TensorSpec(spec.shape, dtype, None, ends[back], ends[1 - back])
         try:
             return self._planned(tensors, back) if tensors else None
@@ -245,7 +245,7 @@ class Routes:
         plan = route.byte(is_gradient, byte) if byte else route.plan(is_gradient)
         if plan is None:
             return []
-        parts = dict(zip(plan.dtypes(), map(_reshard._local, tensors), strict=True))
+        parts = dict(zip(plan.dtypes(), map(local_part, tensors), strict=True))
         group = self._groups[tuple(route.ranks)]
         src, dst = (parts, None) if sends else (None, parts)
         return [_Work(plan.run(group, src=src, dst=dst, key=key), limit_of(self._group))]
