@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..._errors import InvalidArgument
+from ..._errors import InvalidArgument, UnjamError
 from ...group import Group
 from ...reshard import Layout, Plan, Replicate, ReshardRequest, TensorSpec
 from .._context import group_of, limit_of
@@ -259,4 +259,9 @@ class _Work:
         self._limit = limit
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        self._request.synchronize(self._limit if timeout is None else timeout.total_seconds())
+        """Raises what they raise."""
+        limit = self._limit if timeout is None else timeout.total_seconds()
+        try:
+            self._request.synchronize(limit)
+        except UnjamError as error:
+            raise dist.DistBackendError(f"unjam: {error}") from error
