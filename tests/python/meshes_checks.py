@@ -11,7 +11,13 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Partial
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 from pipeline_checks import PARTS, SCHEDULES, Sometimes, error_of, placed
@@ -334,6 +340,38 @@ def meshes_fails(here):
             assert "planted" in words, words
         if wrong == 1 and here.rank == 3:
             assert "edge 1-2" in words and "see ranks 1, 2" in words, words
+    # A message that cannot be begun: its other ends need not wait for it.
+    stages, edges = chain()
+    row = next(n for n, ranks in enumerate(CHAIN) if here.rank in ranks)
+    pipeline = Pipeline(
+        {row: stages[row]},
+        edges,
+        "1f1b",
+        microbatches=PARTS,
+        meshes=CHAIN,
+        loss_fn=lambda x: x.mean(),
+        name="unposted",
+    )
+    post = pipeline._routes.post
+
+    def unposted(edge, key, is_gradient, sends, tensors, byte=""):
+        if here.rank == 2 and key == "unposted/1-2/f/1" and not byte:
+            raise ValueError("planted")
+        return post(edge, key, is_gradient, sends, tensors, byte)
+
+    pipeline._routes.post = unposted
+    kind, words = error_of(
+        lambda: pipeline.step({"x": torch.ones(2 * PARTS, 6)} if row == 0 else None)
+    )
+    assert kind == "StepError", (kind, words)
+    assert ("planted" if here.rank == 2 else "different plans") in words, words
+    # What only DTensors know is not sent.
+    if here.rank == 1:
+        from unjam.torch.pipeline.shapes import named_outputs
+
+        x = DTensor.from_local(torch.ones(2), DeviceMesh("cpu", [1], _init_backend=False))
+        kind, words = error_of(lambda: named_outputs(Stage(nn.Identity()), 1, x))
+        assert kind == "InvalidArgument" and "stage 1 gives a DTensor" in words, words
     return [True]
 
 
@@ -456,3 +494,43 @@ def meshes_unet(here):
                 assert torch.equal(ours.grad, theirs.grad), (s, name)
                 done += 1
     return [done == sum(len(list(m.parameters())) for m in modules[row::2]) // (1 + row)]
+
+
+def meshes_dtensor(here):
+    """A stage that torch's tensor parallelism has cut, on DeviceMeshes."""
+    meshes = [DeviceMesh("cpu", ranks) for ranks in CHAIN]
+    row = next(n for n, ranks in enumerate(CHAIN) if here.rank in ranks)
+
+    def stages():
+        torch.manual_seed(7)
+        block = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+        return [nn.Linear(6, 6), block, nn.Linear(6, 6)]
+
+    alone_modules = stages()
+    x = torch.randn(2 * PARTS, 6)
+    for part in x.chunk(PARTS):
+        h = part
+        for module in alone_modules:
+            h = module(h)
+        (h.square().mean() / PARTS).backward()
+    module = stages()[row]
+    if row == 1:
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        module = parallelize_module(module, meshes[1], plan)
+    pipeline = Pipeline(
+        {row: Stage(module)},
+        [Edge(0, 1), Edge(1, 2)],
+        "1f1b",
+        microbatches=PARTS,
+        split=True,
+        loss_fn=lambda x: x.square().mean(),
+        meshes=meshes,
+        name="dtensor",
+    )
+    pipeline.step({"x": x} if row == 0 else None)
+    for (name, ours), theirs in zip(
+        module.named_parameters(), alone_modules[row].parameters(), strict=True
+    ):
+        grad = ours.grad.full_tensor() if row == 1 else ours.grad
+        torch.testing.assert_close(grad, theirs.grad, msg=lambda m, n=name: f"{n}: {m}")
+    return [True]

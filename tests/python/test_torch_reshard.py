@@ -30,6 +30,7 @@ JOBS = [
     ("unjam", "meshes_fails"),
     ("unjam", "meshes_refuses"),
     ("unjam", "meshes_unet"),
+    ("unjam", "meshes_dtensor"),
     ("unjam", "doors_copies"),
     ("unjam", "doors_multicast"),
     ("unjam", "doors_refuse"),

@@ -19,6 +19,7 @@ from doors_checks import (  # noqa: F401 - found by name
     doors_refuse,
 )
 from meshes_checks import (  # noqa: F401 - found by name
+    meshes_dtensor,
     meshes_fails,
     meshes_more,
     meshes_parts,

@@ -20,7 +20,7 @@ from .batch import Batch, cut, microbatches_of
 from .meshes import Mesh, Routes, check_layouts, meshes_of, row_of
 from .messages import Mail
 from .order import order_of
-from .shapes import named_outputs, outputs_of
+from .shapes import arrived, named_outputs, outputs_of
 from .stages import Edge, Spec, Stage, check
 
 TRANSFERS = ("data", "signal")
@@ -346,6 +346,8 @@ class _Run:
                     self._do(step)
                 except Exception as error:
                     self._fail(self._told(step, error))
+                    if step.do in (SEND, RECEIVE) and not self._mail.is_posted(step.what):
+                        self._end(step)  # or its other end would wait for it
             else:
                 self._end(step)
         self._mail.settle()
@@ -451,7 +453,7 @@ class _Run:
         for edge in self._p.edges:
             if edge.source == number:
                 self._given[Message(number, edge.target, microbatch)] = [
-                    outputs[name].detach() for name, _ in edge.pairs
+                    arrived(outputs[name].detach()) for name, _ in edge.pairs
                 ]
 
     def _loss(
@@ -500,7 +502,7 @@ class _Run:
         for edge in self._p.edges:
             if edge.target == number:
                 self._given[Message(number, edge.source, microbatch)] = [
-                    _grad_of(kept.inputs[taken])
+                    arrived(_grad_of(kept.inputs[taken]))
                     for (_, taken), (_, spec) in zip(edge.pairs, self._ordered(edge), strict=True)
                     if spec.grad
                 ]

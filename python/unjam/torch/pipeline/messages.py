@@ -105,6 +105,10 @@ class Mail:
             return [torch.zeros(s.shape, dtype=s.dtype, device=self._device) for s in specs]
         return boxes
 
+    def is_posted(self, message: Message) -> bool:
+        """Whether something of it is under way."""
+        return bool(self._under_way.get(message, ([], [], []))[0])
+
     def hurry(self, limit: timedelta) -> None:
         """From now on, all waits together take no longer than that."""
         self._end = time.monotonic() + limit.total_seconds()
