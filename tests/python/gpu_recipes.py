@@ -61,6 +61,8 @@ RUNS = (
     Run("d", "recipes/local_wait"),
     Run("d1", "recipes/local_wait", ("--groups", "1")),
     Run("e", "recipes/expert_order"),
+    Run("f", "recipes/sync_beside_training"),
+    Run("g", "recipes/big_refit"),
     Run("ddp", "ddp_cnn", peer=False),
     Run("fsdp", "fsdp_tp_gpt", peer=False, wants=4, note="tensor parallelism only"),
     Run("pipeline", "pipeline", peer=False),

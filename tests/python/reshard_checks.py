@@ -302,3 +302,43 @@ def reshard_own_job(here):
             y = unjam.torch.receive(target, [Shard(1)], w.shape, w.dtype, group=group)
         assert y is None or torch.equal(y.full_tensor(), w)
     return True
+
+
+def reshard_parts(here):
+    """A Reshard for one replica, for one tensor, and without a replica."""
+    source, target = mesh_of([0, 1]), mesh_of([[2], [3]])
+    w, b = whole(6, 4), whole(3)
+
+    def state(scale, mesh, placements):
+        if not is_in(mesh):
+            return None
+        return {
+            "w": part(w * scale, mesh, placements),
+            "b": part(b * scale, mesh, [Replicate()] * mesh.ndim),
+        }
+
+    def src(scale):
+        return state(scale, source, [Shard(0)])
+
+    dst = state(0, target, [Replicate(), Shard(1)])
+    sync = unjam.torch.Reshard.between(src(1), dst, key="parts")
+    late = sync.only([3], key="late")
+    late(src(2), dst).wait()
+    wanted = {2: 0, 3: 2}
+    if dst:
+        assert torch.equal(dst["w"].to_local(), w * wanted[here.rank])
+    sync.only(tensors=["b"])(src(5), dst).wait()  # under the key of the whole one
+    sync.without([3])(src(3), dst).wait()
+    sync.without(tensors=["b"])(src(4), dst).wait()
+    if dst:
+        assert torch.equal(dst["w"].to_local(), w * 4)
+        assert torch.equal(dst["b"].to_local(), b * {2: 3, 3: 5}[here.rank])
+    for call, words in (
+        (lambda: sync.only(tensors=["x"]), "no tensor 'x' was described"),
+        (lambda: sync.without(tensors=["b", "w"]), "no tensor is left"),
+        (lambda: sync.without([0]), "rank 0 has a part of the source that no other rank has"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert words in str(caught.value), str(caught.value)
+    return True

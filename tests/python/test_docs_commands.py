@@ -45,6 +45,7 @@ _GPUS = "tests/gpu/run_all.sh"
 _ON_GPUS = "tests/python/gpu_recipes.py"
 _LAUNCHED = "tests/python/test_docs.py::test_processes_started_by_a_loop"
 _GLOO = "tests/python/test_torch_training.py::test_recipe_beside_gloo"
+_RANKS = "tests/python/test_torch_training.py::test_alone"
 _EXAMPLES = "examples/torch/recipes/"
 ELSEWHERE = {
     "make demo": "tests/python/test_demo_offline.py::test_the_machines_own_tools_do",
@@ -65,6 +66,9 @@ ELSEWHERE = {
     ),
     # With fewer ranks, and by its defaults.
     "python examples/torch/unet_pipeline.py --ranks 4 --schedule eager_1f1b --split": (
+        "tests/python/test_torch_training.py::test_example_by_itself"
+    ),
+    "python examples/torch/unet_pipeline.py --ranks 3 --wide": (
         "tests/python/test_torch_training.py::test_example_by_itself"
     ),
     "python examples/torch/unet_pipeline.py --ranks 4 --split": (
@@ -133,6 +137,11 @@ ELSEWHERE = {
     f"python {_EXAMPLES}random_grad_order.py --backend gloo": _GLOO,
     f"python {_EXAMPLES}local_wait.py --backend gloo --groups 1": _GLOO,
     f"python {_EXAMPLES}expert_order.py --backend gloo": _GLOO,
+    f"python {_EXAMPLES}sync_beside_training.py --backend gloo": _GLOO,
+    f"python {_EXAMPLES}big_refit.py --backend gloo": _GLOO,
+    # With fewer steps.
+    f"python {_EXAMPLES}sync_beside_training.py --backend unjam --ranks 4": _RANKS,
+    f"python {_EXAMPLES}big_refit.py --backend unjam --ranks 4": _RANKS,
     # On GPUs.
     "cmake --preset cuda -DUNJAM_GPU_TESTS=ON && cmake --build --preset cuda && "
     "build/cuda/gpu/run_all.sh": _GPUS,

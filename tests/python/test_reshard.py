@@ -407,6 +407,12 @@ def test_pictures_are_drawn(file, tmp_path, capsys):
     assert main(["reshard", "plan", str(file), "--picture", str(picture)]) == 0
     assert "host 0, NIC 0" in picture.read_text()
     assert main(["reshard", "nine", "--case", "1", "--nodes", "1", "--picture", str(picture)]) == 0
+    assert "Case 1 of the paper" in picture.read_text()
+    assert main(["reshard", "nine", "--nodes", "1", "--tries", "1", "--picture", str(picture)]) == 0
+    assert "case of the paper" in picture.read_text() and "copies" in picture.read_text()
+    words = ["bench", str(file), "--runs", "1", "--picture", str(picture), "--json"]
+    assert main(["reshard", *words]) == 0
+    assert " threads" in picture.read_text() and "host 0, NIC 0" in picture.read_text()
     capsys.readouterr()
 
 
@@ -416,8 +422,8 @@ def test_pictures_are_drawn(file, tmp_path, capsys):
         (["plan", "none.toml"], "none.toml: cannot be read"),
         (["plan"], "FILE"),
         (["nine", "--case", "10"], "10 is not a case from 1 to 9"),
-        (["nine", "--picture", "x.svg"], "--picture is of one case"),
         (["nine", "--case", "1", "--picture", "x.gif"], "the ending must be"),
+        (["bench", "x.toml", "--picture", "x.gif"], "the ending must be"),
         (["nine", "--tries", "0"], "0 is not a number of tries"),
         (["plan", "x.toml", "--list"], "--list means nothing without --json"),
         (["plans"], "invalid choice: 'plans'"),

@@ -3,6 +3,8 @@
 What ranks compute together is in pipeline_checks.py, which test_torch_training.py runs.
 """
 
+from datetime import timedelta
+
 import pytest
 
 from processes import workers
@@ -152,6 +154,21 @@ def test_without_inputs_all_comes_in_the_second_part():
     assert module.weight.grad is None
     rest()
     assert module.weight.grad.tolist() == [[2.0] * 3] * 3
+
+
+def test_reshardings_fail_as_messages_do():
+    """Or a late rank of another mesh would end a step without its place and cure."""
+    import unjam
+    from unjam.torch.pipeline.meshes import _Work
+
+    class Request:
+        def synchronize(self, limit):
+            raise unjam.Timeout(f"after {limit} s")
+
+    with pytest.raises(torch.distributed.DistBackendError, match="after 7.0 s"):
+        _Work(Request(), 9.0).wait(timedelta(seconds=7))
+    with pytest.raises(RuntimeError, match="after 9.0 s"):
+        _Work(Request(), 9.0).wait()
 
 
 def test_an_executable_order_keeps_its_limits():

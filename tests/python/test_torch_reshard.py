@@ -1,4 +1,8 @@
-"""DTensors and state_dicts go to other meshes; the ranks' part is in reshard_checks.py."""
+"""What moves tensors from mesh to mesh: DTensors and state_dicts, pipelines whose stages have
+several ranks, and batches of copies.
+
+The ranks' part is in reshard_checks.py, meshes_checks.py and doors_checks.py.
+"""
 
 import importlib.util
 
@@ -18,7 +22,19 @@ JOBS = [
     ("unjam", "reshard_described"),
     ("unjam", "reshard_refuses"),
     ("unjam", "reshard_crossed"),
+    ("unjam", "reshard_parts"),
     ("gloo", "reshard_own_job"),
+    ("unjam", "meshes_steps"),
+    ("unjam", "meshes_more"),
+    ("unjam", "meshes_parts"),
+    ("unjam", "meshes_fails"),
+    ("unjam", "meshes_refuses"),
+    ("unjam", "meshes_unet"),
+    ("unjam", "meshes_dtensor"),
+    ("unjam", "doors_copies"),
+    ("unjam", "doors_multicast"),
+    ("unjam", "doors_refuse"),
+    ("unjam", "doors_megatron"),
 ]
 
 

@@ -106,6 +106,8 @@ ALONE = {
         "recipe_three_groups",
         "recipe_local_wait",
         "recipe_expert_order",
+        "recipe_sync_beside_training",
+        "recipe_big_refit",
     ],
 }
 WITHOUT_KEYS = ["recipe_two_threads", "recipe_local_wait", "recipe_three_groups"]
@@ -191,12 +193,20 @@ def example(path, *words, limit=200):
     return json.loads(shown[-1])
 
 
-@pytest.mark.parametrize("name", ["pipeline", "unet_pipeline", "weight_sync"])
-def test_example_by_itself(adapter, name):
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("pipeline", ()),
+        ("unet_pipeline", ()),
+        ("unet_pipeline", ("--ranks", "3", "--wide")),
+        ("weight_sync", ()),
+    ],
+)
+def test_example_by_itself(adapter, name, words):
     """Started by plain python, with ranks of its own."""
     if name != "pipeline" and BACKEND == "gloo":
         pytest.skip("it is for unjam alone")
-    found = example(EXAMPLES / f"{name}.py", "--backend", BACKEND, "--steps", "3")
+    found = example(EXAMPLES / f"{name}.py", "--backend", BACKEND, "--steps", "3", *words)
     assert found["outcome"] == "right" and len(found["losses"]) == 3, found
 
 
@@ -212,6 +222,15 @@ def test_recipe_beside_gloo(name, capsys, adapter):
     if BACKEND == "unjam":
         found = example(path, "--backend", "unjam", *more)
         assert found["outcome"] == "right", found
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(BACKEND != "unjam", reason="gloo mixes up what comes in another order")
+def test_weights_go_beside_training_in_a_thousand_rounds(adapter):
+    """In each of them on each rank in an order of its own."""
+    path = EXAMPLES / "recipes" / "sync_beside_training.py"
+    found = example(path, "--backend", "unjam", "--ranks", "4", "--steps", "1000")
+    assert found["outcome"] == "right" and len(found["losses"]) == 1000, found["outcome"]
 
 
 @pytest.mark.soak

@@ -12,6 +12,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from doors_checks import (  # noqa: F401 - found by name
+    doors_copies,
+    doors_megatron,
+    doors_multicast,
+    doors_refuse,
+)
+from meshes_checks import (  # noqa: F401 - found by name
+    meshes_dtensor,
+    meshes_fails,
+    meshes_more,
+    meshes_parts,
+    meshes_refuses,
+    meshes_steps,
+    meshes_unet,
+)
 from pipeline_checks import (  # noqa: F401 - found by name
     pipeline_own,
     pipeline_own_early,
@@ -27,6 +42,7 @@ from reshard_checks import (  # noqa: F401 - found by name
     reshard_described,
     reshard_own_job,
     reshard_pairs,
+    reshard_parts,
     reshard_refuses,
     reshard_state_dict,
     reshard_types,
@@ -1016,3 +1032,15 @@ def recipe_expert_order(here):
     import expert_order
 
     return expert_order.train(settings(steps=5))
+
+
+def recipe_sync_beside_training(here):
+    import sync_beside_training
+
+    return sync_beside_training.train(settings(steps=20))
+
+
+def recipe_big_refit(here):
+    import big_refit
+
+    return big_refit.train(settings(steps=1, tensors=90, backend=here.backend))

@@ -19,6 +19,7 @@ from ._streams import complain
 
 if TYPE_CHECKING:
     from ..reshard import Comparison, Plan
+    from ..reshard.bench import Timing
 
 _BAR = 24  # characters of a full bar
 _MOST_ROWS = 64
@@ -51,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=5,
         help="beside the first, which is not counted (default: 5)",
     )
-    bench.add_argument("--json", action="store_true", help="print JSON")
-    bench.set_defaults(parser=bench, picture=None)
-    for sub in (nine, plan):
+    for sub in (nine, plan, bench):
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.add_argument(
             "--picture", type=file_to_write, metavar="FILE", help="draw it (png, svg or pdf)"
@@ -93,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
             options.parser.error("--picture needs matplotlib: pip install matplotlib")
     try:
         if options.action == "bench":
-            return _run_bench(options)
+            return _run_bench(options, command)
         return (_run_nine if options.action == "nine" else _run_plan)(options, command)
     except InvalidArgument as error:
         complain(str(error), command)
@@ -107,8 +106,6 @@ def _compare(plan: Plan, options: argparse.Namespace) -> Comparison:
 def _run_nine(options: argparse.Namespace, command: str) -> int:
     from .. import reshard
 
-    if options.picture is not None and options.case is None:
-        options.parser.error("--picture is of one case: give --case")
     numbers = range(1, 10) if options.case is None else [options.case]
     plans = {number: reshard.nine(number) for number in numbers}
     rows = {number: _compare(plan, options) for number, plan in plans.items()}
@@ -118,7 +115,9 @@ def _run_nine(options: argparse.Namespace, command: str) -> int:
         _print_times({f"{n}": row for n, row in rows.items()}, "case")
         if options.case is not None:
             _print_ports(plans[options.case])
-    return _draw(options, command, plans[numbers[0]], f"Case {numbers[0]} of the paper")
+    if options.case is not None:
+        return _draw(options, command, plans[options.case], f"Case {options.case} of the paper")
+    return _draw_times(options, command, rows)
 
 
 def _run_plan(options: argparse.Namespace, command: str) -> int:
@@ -147,7 +146,7 @@ def _run_plan(options: argparse.Namespace, command: str) -> int:
     return _draw(options, command, plan, options.file.stem)
 
 
-def _run_bench(options: argparse.Namespace) -> int:
+def _run_bench(options: argparse.Namespace, command: str) -> int:
     from ..reshard import read_request
     from ..reshard.bench import time_plan
 
@@ -165,9 +164,15 @@ def _run_bench(options: argparse.Namespace) -> int:
                 "ports": [dataclasses.asdict(port) for port in plan.loads()],
             }
         )
-        return 0
+    else:
+        _print_bench(options.file.name, plan, timing, middle)
+    rate = f"{options.file.stem}: {middle * 1e3:,.2f} ms on {timing.ranks} threads"
+    return _draw(options, command, plan, rate)
+
+
+def _print_bench(name: str, plan: Plan, timing: Timing, middle: float) -> None:
     console = make_console()
-    print_title(console, f"{options.file.name}: {timing.ranks} ranks, {timing.bytes:,} bytes")
+    print_title(console, f"{name}: {timing.ranks} ranks, {timing.bytes:,} bytes")
     _print_ports(plan, middle)
     console.print(
         f"Median of {len(timing.seconds)} runs: {middle * 1e3:,.2f} ms, from "
@@ -179,7 +184,6 @@ def _run_bench(options: argparse.Namespace) -> int:
         "rates are what its ranks' bytes come to.",
         soft_wrap=True,
     )
-    return 0
 
 
 def _print_plan(name: str, report: dict[str, Any], plan: Plan) -> None:
@@ -246,5 +250,27 @@ def _draw(options: argparse.Namespace, command: str, plan: Plan, title: str) -> 
 
     drawn = write(
         "--picture", options.picture, lambda: draw_loads(plan, title, options.picture), command
+    )
+    return 0 if drawn else 1
+
+
+def _draw_times(options: argparse.Namespace, command: str, rows: dict[int, Comparison]) -> int:
+    if options.picture is None:
+        return 0
+    from ..reshard.pictures import draw_times
+
+    times = {
+        label: [getattr(row, name) / row.bound for row in rows.values()]
+        for label, name in (
+            ("naive", "naive"),
+            ("size", "size"),
+            ("paper", "paper"),
+            ("copies", "copies"),
+            ("unjam", "plan"),
+        )
+    }
+    cases = [f"{n}" for n in rows]
+    drawn = write(
+        "--picture", options.picture, lambda: draw_times(cases, times, options.picture), command
     )
     return 0 if drawn else 1

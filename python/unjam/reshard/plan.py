@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from .._interrupt import interruptible
 from .._lib import check, read_json
 from .._types import DType
 from ..group import Group, OnDone
-from . import _abi
-from .layout import Layout, Placement, Tensor, Topology, tensors_of
+from . import _abi, subset
+from .layout import Layout, Placement, Tensor, TensorSpec, Topology, tensors_of
 from .run import ReshardRequest, run
 
 _BAR = 30  # characters of a full bar
@@ -104,6 +104,7 @@ class Plan:
             if not 1 <= value <= most:
                 raise InvalidArgument(f"{name} is {value}: give 1 or more")
         checked = tensors_of(tensors, src, dst)
+        self._given = _Given(src, dst, checked, topology, (max_bytes, window, stripes))
         self._types = {each.name: (each.src_dtype, each.dst_dtype) for each in checked}
         self._ranks = sorted({*src.ranks.ravel().tolist(), *dst.ranks.ravel().tolist()})
         request = _Request(src, dst, checked, topology)
@@ -115,7 +116,7 @@ class Plan:
     @classmethod
     def _of(cls, call: Any) -> Plan:
         plan = cls.__new__(cls)
-        plan._types, plan._ranks = {}, []
+        plan._types, plan._ranks, plan._given = {}, [], None
         plan._make(call)
         return plan
 
@@ -183,6 +184,11 @@ class Plan:
         """Of each tensor its types on the source and on the destination mesh."""
         return dict(self._types)
 
+    def has(self, rank: int, side: str) -> bool:
+        """Whether a rank is in a mesh: "src" or "dst"."""
+        given = self._subsets()
+        return rank in (given.src if side == "src" else given.dst).ranks
+
     def ranks(self) -> list[int]:
         """Those of both meshes, ascending."""
         return list(self._ranks)
@@ -227,6 +233,82 @@ class Plan:
         that have not come.
         """
         return run(self, group, src, dst, key, priority, callback)
+
+    def without(
+        self, ranks: Collection[int] = (), *, tensors: Iterable[str] = (), renumber: bool = False
+    ) -> Plan:
+        """The plan of what is left without some ranks, and without some tensors. Asks nobody.
+
+        With a rank the whole replica goes that it belongs to, of the source and of the destination:
+        the ranks that have the other parts of it stay in the group, and have nothing to do.
+
+        Args:
+            ranks: such as those that are gone; those in no mesh do not count.
+            tensors: names.
+            renumber: whether ranks behind them move up, as ``Group.shrink`` numbers them.
+
+        Raises:
+            InvalidArgument: a rank has parts that no other rank has, or nothing would be left; the
+                message names rank and tensor.
+        """
+        given = self._subsets()
+        names = subset.named(given.tensors, tensors)
+        left = [tensor for tensor in given.tensors if tensor.name not in names]
+        gone = {_rank_number(rank) for rank in ranks}
+        sides = [
+            subset.dropped(layout, side, left, gone)
+            for layout, side in zip((given.src, given.dst), subset.SIDES, strict=True)
+        ]
+        topology = given.topology
+        if renumber:
+            sides = [subset.renumbered(layout, gone) for layout in sides]
+            topology = subset.topology_without(topology, gone)
+        return self._part(sides[0], sides[1], left, topology)
+
+    def only(
+        self, ranks: Collection[int] | None = None, *, tensors: Iterable[str] | None = None
+    ) -> Plan:
+        """The plan for some destinations only, such as a replica that came late. Asks nobody.
+
+        All ranks of the group run it, also those that have nothing to do with it.
+
+        Args:
+            ranks: of the destination, whole replicas of it; None: all.
+            tensors: names; None: all.
+
+        Raises:
+            InvalidArgument: ranks that are no whole replicas, or names that are not there.
+        """
+        given = self._subsets()
+        left = given.tensors
+        if tensors is not None:
+            names = subset.named(given.tensors, tensors)
+            left = [tensor for tensor in left if tensor.name in names]
+        dst = given.dst
+        if ranks is not None:
+            dst = subset.kept(dst, left, [_rank_number(rank) for rank in ranks])
+        return self._part(given.src, dst, left, given.topology)
+
+    def _subsets(self) -> _Given:
+        if self._given is None:
+            raise InvalidArgument("one of the paper's cases has no parts: make a Plan")
+        return self._given
+
+    def _part(
+        self, src: Layout, dst: Layout, left: Sequence[Tensor], topology: Topology | None
+    ) -> Plan:
+        if not left:
+            raise InvalidArgument("no tensor is left: name those that are to be moved")
+        max_bytes, window, stripes = self._subsets().limits
+        specs = {
+            tensor.name: TensorSpec(
+                tensor.shape, tensor.src_dtype, tensor.dst_dtype, tensor.src, tensor.dst
+            )
+            for tensor in left
+        }
+        return type(self)(
+            src, dst, specs, topology, max_bytes=max_bytes, window=window, stripes=stripes
+        )
 
     def check(self) -> int:
         """Executes all ranks' plans on the numbers of elements, for small shapes.
@@ -301,6 +383,23 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<unjam.reshard.Plan {self.digest}: {self._info['bundles']} bundles>"
+
+
+def _rank_number(rank: Any) -> int:
+    if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= rank <= _INT32:
+        raise InvalidArgument(f"there is no rank {rank!r}")
+    return int(rank)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a plan was made from."""
+
+    src: Layout
+    dst: Layout
+    tensors: list[Tensor]
+    topology: Topology | None
+    limits: tuple[int, int, int]  # max_bytes, window, stripes
 
 
 def nine(number: int) -> Plan:

@@ -14,9 +14,10 @@ Tensors on GPUs travel through host memory.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,65 +25,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from .._errors import InvalidArgument, Timeout, UnjamError
-from .._types import ARRAY_DTYPES
-from ..group import Group
-from ..reshard import Layout, Plan, ReshardRequest, TensorSpec, Topology, placement_of
+from .._errors import InvalidArgument, UnjamError
+from ..reshard import Plan, ReshardRequest, Topology, placement_of
 from ._context import group_of, limit_of, members_of
+from ._reshard_specs import (
+    check_callers,
+    filled,
+    is_one_of,
+    layout_of,
+    local_part,
+    merged,
+    name_of,
+    same_of,
+    spec_of,
+    specs_of,
+    tell,
+    tensor_of,
+    text_of,
+)
 
 ProcessGroup = Any  # of torch, or a Group; None: the default one
-
-# Types that unjam does not know travel as others of their size, and are not cast.
-_RAW = {1: torch.uint8, 2: torch.bfloat16, 4: torch.int32, 8: torch.int64}
-
-
-def _raw(dtype: torch.dtype) -> torch.dtype:
-    if str(dtype).removeprefix("torch.") in ARRAY_DTYPES:
-        return dtype
-    if dtype.itemsize not in _RAW:
-        raise InvalidArgument(f"{dtype} has elements of {dtype.itemsize} bytes: move its parts")
-    return _RAW[dtype.itemsize]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _spec(tensor: torch.Tensor) -> dict[str, Any]:
-    """What others must know of a tensor. mesh: None where it is a plain one."""
-    mesh, placements = None, None
-    if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh.mesh.tolist()
-        placements = [str(placement_of(each)) for each in tensor.placements]
-    return {
-        "shape": list(tensor.shape),
-        "dtype": _name(tensor.dtype),
-        "mesh": mesh,
-        "placements": placements,
-    }
-
-
-def _specs(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(
-                f"{name!r} is a {type(tensor).__name__}, no tensor: leave it out of the state_dict"
-            )
-        try:
-            found[name] = _spec(tensor)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"tensor {name!r}: {error}") from error
-    return found
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, without autograd, as a type that unjam knows."""
-    part = tensor.detach()
-    if isinstance(part, DTensor):
-        part = part.to_local()
-    raw = _raw(part.dtype)
-    return part if raw is part.dtype else part.view(raw)
 
 
 class ReshardWork:
@@ -159,12 +121,13 @@ class Reshard:
         topology: Topology | None = None,
         max_bytes: int = 256 << 20,
     ) -> None:
+        self._process_group = group
         self._group = group_of(group)
         self._limit = limit_of(group)
         self._key = key
         self._rank = self._group.rank
         members = members_of(group)
-        self._src, self._dst = _filled(src, "source"), _filled(dst, "destination")
+        self._src, self._dst = filled(src, "source"), filled(dst, "destination")
         for one, other, words in (
             (self._src, self._dst, "is in the source, and not in the destination"),
             (self._dst, self._src, "is in the destination, and not in the source"),
@@ -187,10 +150,10 @@ class Reshard:
         self, names: Sequence[str], members: Sequence[int], topology: Topology | None, most: int
     ) -> Plan:
         src, dst = (
-            _layout(side[names[0]], members, where)
+            layout_of(side[names[0]], members, where)
             for side, where in ((self._src, "source"), (self._dst, "destination"))
         )
-        tensors = {name: _tensor(name, self._src[name], self._dst[name]) for name in names}
+        tensors = {name: tensor_of(name, self._src[name], self._dst[name]) for name in names}
         return Plan(src, dst, tensors, topology, max_bytes=most)
 
     @staticmethod
@@ -204,7 +167,7 @@ class Reshard:
             ranks: who has the plain ones; None: the ranks of the DTensors' meshes.
         """
         state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
-        specs = _specs(state)
+        specs = specs_of(state)
         if ranks is not None:
             for spec in specs.values():
                 if spec["mesh"] is None:
@@ -237,18 +200,86 @@ class Reshard:
                 and ranks.
         """
         mine = {
-            "src": None if src is None else _specs(src),
-            "dst": None if dst is None else _specs(dst),
+            "src": None if src is None else specs_of(src),
+            "dst": None if dst is None else specs_of(dst),
         }
-        told = _tell(group_of(group), key, mine, limit_of(group))
+        told = tell(group_of(group), key, mine, limit_of(group))
         members = members_of(group)
         sides = []
         for side, where in (("src", "source"), ("dst", "destination")):
             of_rank = {
                 members[i]: each[side] for i, each in enumerate(told) if each[side] is not None
             }
-            sides.append(_merged(of_rank, where))
+            sides.append(merged(of_rank, where))
         return cls(*sides, group, key=key, topology=topology, max_bytes=max_bytes)
+
+    def without(
+        self, ranks: Sequence[int] = (), tensors: Sequence[str] = (), *, key: str | None = None
+    ) -> Reshard:
+        """The same without some ranks' replicas, and without some tensors. Asks nobody.
+
+        See :meth:`unjam.reshard.Plan.without`.
+
+        Args:
+            ranks: as device meshes number them.
+            tensors: names.
+            key: the ordering channel; None: that of this one, whose calls it then stands between.
+
+        Raises:
+            InvalidArgument: as there.
+        """
+        place = {rank: i for i, rank in enumerate(members_of(self._process_group))}
+        numbers = [place.get(rank, -1) for rank in ranks]
+        self._named(tensors)
+        return self._part(
+            [name for name in self._src if name not in set(tensors)],
+            lambda plan, names: plan.without(
+                [n for n in numbers if n >= 0], tensors=sorted(set(plan.dtypes()) - set(names))
+            ),
+            key,
+        )
+
+    def only(
+        self,
+        ranks: Sequence[int] | None = None,
+        tensors: Sequence[str] | None = None,
+        *,
+        key: str | None = None,
+    ) -> Reshard:
+        """The same for some destinations only, or some tensors; see :meth:`without`.
+
+        Args:
+            ranks: whole replicas of the destination, as device meshes number them; None: all.
+            tensors: names; None: all.
+            key: the ordering channel.
+
+        Raises:
+            InvalidArgument: as of :meth:`unjam.reshard.Plan.only`.
+        """
+        place = {rank: i for i, rank in enumerate(members_of(self._process_group))}
+        numbers = None if ranks is None else [place.get(rank, rank) for rank in ranks]
+        self._named(() if tensors is None else tensors)
+        kept = list(self._src) if tensors is None else [n for n in self._src if n in set(tensors)]
+        return self._part(kept, lambda plan, names: plan.only(numbers, tensors=names), key)
+
+    def _named(self, tensors: Sequence[str]) -> None:
+        for name in tensors:
+            if name not in self._src:
+                raise InvalidArgument(f"no tensor {name!r} was described: give names of those")
+
+    def _part(
+        self, names: Sequence[str], make: Callable[[Plan, list[str]], Plan], key: str | None
+    ) -> Reshard:
+        if not names:
+            raise InvalidArgument("no tensor is left: name those that are to be moved")
+        part = copy.copy(self)
+        part._key = self._key if key is None else key
+        part._plans = []
+        for own, plan in self._plans:
+            left = [name for name in own if name in set(names)]
+            if left:
+                part._plans.append((left, make(plan, left)))
+        return part
 
     @property
     def plans(self) -> list[Plan]:
@@ -276,12 +307,15 @@ class Reshard:
         # All of it before something is submitted.
         calls = []
         for names, plan in self._plans:
-            mine = {name: _on_host(_local(src[name])) for name in names if src and name in src}
+            given = src if plan.has(self._group.rank, "src") else None
+            mine = {
+                name: _on_host(local_part(given[name])) for name in names if given and name in given
+            }
             wanted = {}
             for name in names:
-                if not dst or name not in dst:
+                if not dst or name not in dst or not plan.has(self._group.rank, "dst"):
                     continue
-                target = _local(dst[name])
+                target = local_part(dst[name])
                 wanted[name] = target if target.device.type == "cpu" else _empty_as(target)
                 if wanted[name] is not target:
                     copies.append((target, wanted[name]))
@@ -301,13 +335,13 @@ class Reshard:
                     f"tensor {name!r} was not described as one of the {where}: leave it out, or "
                     "make a new Reshard"
                 )
-            found = _spec(tensor)
+            found = spec_of(tensor)
             if found["mesh"] is None:  # its local shape is looked at by the run
                 found.update(mesh=known["mesh"], placements=known["placements"])
-            if found != known and not _is_one_of(found, known):
+            if found != known and not is_one_of(found, known):
                 raise InvalidArgument(
-                    f"tensor {name!r} of the {where} on rank {self._rank} is {_text(found)}, and "
-                    f"was described as {_text(known)}: make a new Reshard when layouts change"
+                    f"tensor {name!r} of the {where} on rank {self._rank} is {text_of(found)}, and "
+                    f"was described as {text_of(known)}: make a new Reshard when layouts change"
                 )
 
 
@@ -343,7 +377,7 @@ def redistribute(
     if not isinstance(tensor, DTensor):
         raise InvalidArgument(f"redistribute takes a DTensor, not a {type(tensor).__name__}")
     wanted = _destination(mesh, placements, tensor.shape, tensor.dtype if dtype is None else dtype)
-    return _move(tensor, _spec(tensor), mesh, placements, wanted, group, key)
+    return _move(tensor, spec_of(tensor), mesh, placements, wanted, group, key)
 
 
 def receive(
@@ -381,7 +415,7 @@ def _destination(
 ) -> dict[str, Any]:
     return {
         "shape": list(shape),
-        "dtype": _name(dtype),
+        "dtype": name_of(dtype),
         "mesh": mesh.mesh.tolist(),
         "placements": [str(placement_of(each)) for each in placements],
     }
@@ -397,14 +431,14 @@ def _move(
     key: str,
 ) -> DTensor | None:
     own, limit, members = group_of(group), limit_of(group), members_of(group)
-    told = _tell(own, key, {"src": source, "dst": wanted}, limit)
+    told = tell(own, key, {"src": source, "dst": wanted}, limit)
     at = {members[i]: each for i, each in enumerate(told)}
-    _same({rank: each["dst"] for rank, each in at.items()}, "the destination")
+    same_of({rank: each["dst"] for rank, each in at.items()}, "the destination")
     sources = {rank: each["src"] for rank, each in at.items() if each["src"] is not None}
     if not sources:
         raise InvalidArgument("no rank has called redistribute: those of the source mesh do")
-    found = _same(sources, "the source")
-    _check_callers(found["mesh"], sources, "the tensor")
+    found = same_of(sources, "the source")
+    check_callers(found["mesh"], sources, "the tensor")
     plan = _one_plan(json.dumps(found), json.dumps(wanted), tuple(members))
     target = None
     if members[own.rank] in np.ravel(wanted["mesh"]).tolist():
@@ -414,11 +448,11 @@ def _move(
     copies = []
     out = {}
     if target is not None:
-        local = _local(target)
+        local = local_part(target)
         out["tensor"] = local if local.device.type == "cpu" else _empty_as(local)
         if out["tensor"] is not local:
             copies.append((local, out["tensor"]))
-    src = {} if tensor is None else {"tensor": _on_host(_local(tensor))}
+    src = {} if tensor is None else {"tensor": _on_host(local_part(tensor))}
     request = plan.run(own, src=src, dst=out, key=key)
     ReshardWork([request], copies, limit).wait()
     if target is None:
@@ -434,8 +468,8 @@ def _move(
 @functools.lru_cache(maxsize=256)
 def _one_plan(source: str, wanted: str, members: tuple[int, ...]) -> Plan:
     src, dst = json.loads(source), json.loads(wanted)
-    layouts = _layout(src, members, "source"), _layout(dst, members, "destination")
-    return Plan(*layouts, {"tensor": _tensor("tensor", src, dst)})
+    layouts = layout_of(src, members, "source"), layout_of(dst, members, "destination")
+    return Plan(*layouts, {"tensor": tensor_of("tensor", src, dst)})
 
 
 def _device(kind: str) -> torch.device:
@@ -448,146 +482,3 @@ def _on_host(part: torch.Tensor) -> torch.Tensor:
 
 def _empty_as(part: torch.Tensor) -> torch.Tensor:
     return torch.empty(part.shape, dtype=part.dtype)
-
-
-def _layout(spec: Mapping[str, Any], members: Sequence[int], where: str) -> Layout:
-    """With the group's numbers for ranks."""
-    place = {rank: i for i, rank in enumerate(members)}
-    ranks = np.asarray(spec["mesh"])
-    for rank in ranks.ravel().tolist():
-        if rank not in place:
-            raise InvalidArgument(
-                f"the {where}'s mesh has rank {rank}, and the group has {len(members)} ranks "
-                f"without it: give a group of all ranks of both meshes"
-            )
-    return Layout(np.vectorize(place.__getitem__)(ranks), spec["placements"])
-
-
-def _tensor(name: str, src: Mapping[str, Any], dst: Mapping[str, Any]) -> TensorSpec:
-    if src["shape"] != dst["shape"]:
-        raise InvalidArgument(
-            f"tensor {name!r} has shape {tuple(src['shape'])} in the source and "
-            f"{tuple(dst['shape'])} in the destination: they must be equal"
-        )
-    before, after = getattr(torch, src["dtype"]), getattr(torch, dst["dtype"])
-    wire = [_name(_raw(each)) for each in (before, after)]
-    if before is not after and wire != [src["dtype"], dst["dtype"]]:
-        raise InvalidArgument(f"tensor {name!r}: unjam does not cast {before} to {after}")
-    return TensorSpec(src["shape"], wire[0], wire[1], src["placements"], dst["placements"])
-
-
-def _filled(given: str | Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Specs, in which plain tensors have a mesh: a copy on each rank."""
-    specs = json.loads(given) if isinstance(given, str) else dict(given)
-    ranks = sorted(
-        {
-            rank
-            for spec in specs.values()
-            if spec["mesh"] is not None
-            for rank in np.ravel(spec["mesh"]).tolist()
-        }
-    )
-    for name, spec in specs.items():
-        if spec["mesh"] is not None:
-            continue
-        if not ranks:
-            raise InvalidArgument(
-                f"tensor {name!r} of the {where} is a plain one, and no DTensor says which ranks "
-                "have it: describe(…, ranks=[…]), or use Reshard.between"
-            )
-        specs[name] = {**spec, "mesh": ranks, "placements": ["R"]}
-    return specs
-
-
-def _text(spec: Mapping[str, Any]) -> str:
-    return (
-        f"{spec['dtype']} {tuple(spec['shape'])} with {', '.join(spec['placements'])} on "
-        f"{spec['mesh']}"
-    )
-
-
-def _same(of_rank: Mapping[int, dict[str, Any]], what: str) -> dict[str, Any]:
-    """What all say."""
-    first = min(of_rank)
-    for rank, spec in sorted(of_rank.items()):
-        if spec != of_rank[first]:
-            raise InvalidArgument(
-                f"{what} is {_text(of_rank[first])} on rank {first} and {_text(spec)} on rank "
-                f"{rank}: call with the same on all ranks"
-            )
-    return of_rank[first]
-
-
-def _check_callers(mesh: Any, callers: Mapping[int, Any], what: str) -> None:
-    ranks = set(np.ravel(mesh).tolist())
-    for rank in sorted(ranks ^ set(callers)):
-        words = "has not given it" if rank in ranks else "has given it, and is not in its mesh"
-        raise InvalidArgument(f"rank {rank} {words}: {what} is on the mesh {mesh}")
-
-
-def _copies(of_rank: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """Of a tensor that lies on several meshes in the same way, as FSDP beside tensor parallelism
-    has it: on a mesh of those. None: it does not."""
-    meshes = []
-    for _, spec in sorted(of_rank.items()):
-        if spec["mesh"] not in meshes:
-            meshes.append(spec["mesh"])
-    first = of_rank[min(of_rank)]
-    ranks = [rank for mesh in meshes for rank in np.ravel(mesh).tolist()]
-    alike = all({**spec, "mesh": None} == {**first, "mesh": None} for spec in of_rank.values())
-    shapes = {np.shape(mesh) for mesh in meshes}
-    if len(meshes) == 1 or not alike or len(shapes) > 1 or len(set(ranks)) < len(ranks):
-        return None
-    return {**first, "mesh": meshes, "placements": ["R", *first["placements"]]}
-
-
-def _is_one_of(found: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-    """Of copies."""
-    if known["placements"] != ["R", *found["placements"]] or found["mesh"] not in known["mesh"]:
-        return False
-    return all(found[name] == known[name] for name in ("shape", "dtype"))
-
-
-def _merged(
-    of_rank: Mapping[int, Mapping[str, dict[str, Any]]], where: str
-) -> dict[str, dict[str, Any]]:
-    """One spec for each name; a plain tensor is on the ranks that have it."""
-    by_name: dict[str, dict[int, dict[str, Any]]] = {}
-    for rank, specs in sorted(of_rank.items()):
-        for name, spec in specs.items():
-            by_name.setdefault(name, {})[rank] = spec
-    merged = {}
-    for name, found in by_name.items():
-        what = f"tensor {name!r} of the {where}"
-        plain = {rank for rank, spec in found.items() if spec["mesh"] is None}
-        if plain and len(plain) != len(found):
-            raise InvalidArgument(
-                f"{what} is a DTensor on some ranks, and a plain tensor on {sorted(plain)}"
-            )
-        if plain:
-            filled = {"mesh": sorted(found), "placements": ["R"]}
-            merged[name] = _same({r: {**spec, **filled} for r, spec in found.items()}, what)
-        else:
-            merged[name] = _copies(found) or _same(found, what)
-            _check_callers(merged[name]["mesh"], found, what)
-    return merged
-
-
-def _tell(group: Group, key: str, mine: Any, limit: float | None) -> list[Any]:
-    """What each rank of the group says, by rank."""
-    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-    sizes = np.zeros(group.size, np.int64)
-    try:
-        group.all_gather(np.array([len(text)], np.int64), sizes, key=f"{key} sizes").synchronize(
-            limit
-        )
-        most = int(sizes.max())
-        padded = np.zeros(most, np.uint8)
-        padded[: len(text)] = text
-        all_texts = np.zeros((group.size, most), np.uint8)
-        group.all_gather(padded, all_texts, key=f"{key} specs").synchronize(limit)
-    except Timeout:
-        raise
-    except UnjamError as error:
-        raise dist.DistBackendError(f"unjam: {error}") from error
-    return [json.loads(row[:size].tobytes()) for row, size in zip(all_texts, sizes, strict=True)]

@@ -12,17 +12,20 @@ import torch
 import torch.distributed as dist
 
 from ..._errors import InvalidArgument, InvalidUsage, UnjamError
-from ...pipeline import Action, Message, Order, executable, make_order, split_backward
+from ...pipeline import Action, Costs, Message, Order, executable
 from ...pipeline.lower import RECEIVE, SEND, Step
 from ..keys import key, unjam_backend
 from . import backward
 from .batch import Batch, cut, microbatches_of
+from .meshes import Mesh, Routes, check_layouts, meshes_of, row_of
 from .messages import Mail
-from .shapes import named_outputs, outputs_of
+from .order import order_of
+from .shapes import arrived, named_outputs, outputs_of
 from .stages import Edge, Spec, Stage, check
 
 TRANSFERS = ("data", "signal")
 _LIMITS = {"cpu": 64, "cuda": 16}  # a rank has 512 keys under way at most, and 64 on CUDA
+_OF_MESHES = 32  # a message between meshes takes several of them
 
 
 class StepError(UnjamError, RuntimeError):
@@ -57,6 +60,8 @@ class Pipeline:
         sends: int | None = None,
         device: torch.device | str | None = None,
         name: str = "pipeline",
+        meshes: Sequence[Any] | None = None,
+        costs: Costs | None = None,
     ) -> None:
         """Checks all that this rank can check; sends nothing.
 
@@ -64,7 +69,7 @@ class Pipeline:
             stages: this rank's, by number; all ranks' together count from 0.
             edges: those of the whole pipeline, the same on all ranks.
             schedule: an order for the ranks of the group, or the name of one with a stage a rank:
-                "gpipe", "1f1b" or "eager_1f1b".
+                "gpipe", "1f1b", "eager_1f1b", or "auto", which looks at ``costs``.
             microbatches: into how many a batch is cut; with a name only.
             split: whether backwards come in two parts; with a name only.
             delay: how many actions stand between them; one number, or one for each stage.
@@ -73,10 +78,15 @@ class Pipeline:
             scale_grads: whether gradients are those of the mean over microbatches, or of the sum.
             transfers: "data"; or "signal", which sends a byte in place of each message: for
                 measurements of what transfers cost, since all results are meaningless.
-            receives: how many receives of this rank are under way at most; None: 64, on CUDA 16.
+            receives: how many receives of this rank are under way at most; None: 64, on CUDA 16,
+                between meshes 32.
             sends: how many sends.
             device: of all tensors; None: that of the first weight.
             name: in front of all keys; another one for each pipeline of a group.
+            meshes: of each row of the order, the ranks that compute its stages together: a
+                DeviceMesh, or a (nested) list of the group's ranks. Modules get and give their
+                rank's parts, as the edges' ``layouts`` say. None: row r is rank r.
+            costs: what actions and transfers take, in any unit; with "auto" only.
 
         Raises:
             InvalidArgument: what is given does not fit together; the message says what.
@@ -89,7 +99,9 @@ class Pipeline:
             raise InvalidArgument(f"transfers={transfers!r}: give {' or '.join(TRANSFERS)}")
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"name={name!r} is no name: give a text")
-        self.order = _order(schedule, self._group.size(), microbatches, split, delay)
+        self._meshes = meshes_of(meshes, self._group)
+        self._row = row_of(self._meshes, self._rank)
+        self.order = order_of(schedule, len(self._meshes), microbatches, split, delay, costs)
         self._stages = dict(stages)
         self._check_stages()
         check(self._stages, edges, self.order.stages)
@@ -98,11 +110,15 @@ class Pipeline:
         if self._has_loss and not callable(loss_fn):
             raise InvalidArgument("the last stage is here: give loss_fn, what it is trained for")
         self._device = torch.device(device) if device is not None else self._device_of_stages()
+        check_layouts(self.edges, self._meshes, self.order.rank_of, self._device.type)
         limit = _LIMITS.get(self._device.type, 16)
+        if any(mesh.size > 1 for mesh in self._meshes):
+            limit = min(limit, _OF_MESHES)
         limits = (limit if receives is None else receives, limit if sends is None else sends)
         self._program = executable(
             self.order, [(edge.source, edge.target) for edge in self.edges], *limits
-        )[self._rank]
+        )[self._row]
+        self._routes = Routes(name, self._group)
         self._edge = {(edge.source, edge.target): edge for edge in self.edges}
         self._taken = {
             (edge.target, taken): (edge, output)
@@ -112,8 +128,12 @@ class Pipeline:
         self._scale = 1 / self.order.microbatches if scale_grads else 1.0
         self._transfers = transfers
         self._name = name
-        given = [(str(edge), edge.pairs, sorted((edge.specs or {}).items())) for edge in self.edges]
-        about = (self.order.rows, given, limits, transfers, scale_grads)
+        given = [
+            (str(edge), edge.pairs, sorted((edge.specs or {}).items()), str(edge.layouts))
+            for edge in self.edges
+        ]
+        shown = [mesh.tolist() for mesh in self._meshes]
+        about = (self.order.rows, shown, given, limits, transfers, scale_grads)
         self._digest = hashlib.sha256(repr(about).encode()).hexdigest()
         self._specs: dict[Edge, dict[str, Spec]] | None = None
         self._batch: dict[tuple[int, str], Spec] = {}
@@ -144,7 +164,7 @@ class Pipeline:
             if digest != told[0][1]:
                 raise InvalidArgument(
                     f"ranks 0 and {rank} have different pipelines: give all ranks the same edges, "
-                    "order, limits, transfers and scale_grads"
+                    "order, meshes, limits, transfers and scale_grads"
                 )
         found: dict[Edge, dict[str, Spec]] = {}
         for number in range(self.order.stages):
@@ -153,6 +173,10 @@ class Pipeline:
                 found.update((edge, dict(edge.specs or {})) for edge in leaving)
             else:
                 found.update(self._inferred(number, leaving, found, parts))
+            for edge in leaving:
+                ends = self._meshes_of(edge)
+                if any(mesh.size > 1 for mesh in ends):
+                    self._routes.add(edge, found[edge], ends)
         self._specs = found
         self._batch = {
             (number, name): Spec.of(parts[name][0])
@@ -205,12 +229,21 @@ class Pipeline:
         for number, stage in self._stages.items():
             if not isinstance(stage, Stage):
                 raise InvalidArgument(f"stage {number!r} is no Stage: give Stage(module, …)")
-        due = {s for s, rank in enumerate(self.order.rank_of) if rank == self._rank}
+        due = {s for s, row in enumerate(self.order.rank_of) if row == self._row}
         if due != set(self._stages):
             raise InvalidArgument(
                 f"rank {self._rank} has stages {sorted(self._stages)}, and in the order "
                 f"{sorted(due)}: give the stages that the order gives it"
             )
+
+    def _meshes_of(self, edge: Edge) -> tuple[Mesh, Mesh]:
+        rank_of = self.order.rank_of
+        return self._meshes[rank_of[edge.source]], self._meshes[rank_of[edge.target]]
+
+    def _parts_of(self, edge: Edge, side: str) -> dict[str, Spec]:
+        """What this rank has of the edge's outputs, as "src" or "dst" of them."""
+        assert self._specs is not None
+        return self._routes.parts(edge, side) if self._routes.has(edge) else self._specs[edge]
 
     def _device_of_stages(self) -> torch.device:
         for stage in self._stages.values():
@@ -236,7 +269,7 @@ class Pipeline:
         parts: Mapping[str, Sequence[torch.Tensor]],
     ) -> dict[Edge, dict[str, Spec]]:
         """What leaves a stage: its rank finds out and tells the others."""
-        owner = self.order.rank_of[number]
+        owner = int(self._meshes[self.order.rank_of[number]].flat[0])
         told: list[Any] = [None]
         if owner == self._rank:
             try:
@@ -260,7 +293,12 @@ class Pipeline:
         inputs = {}
         for name in stage.inputs:
             edge, output = self._taken.get((number, name), (None, ""))
-            inputs[name] = Spec.of(parts[name][0]) if edge is None else known[edge][output]
+            if edge is None:
+                inputs[name] = Spec.of(parts[name][0])
+            elif self._routes.has(edge):
+                inputs[name] = self._routes.parts(edge, "dst")[output]
+            else:
+                inputs[name] = known[edge][output]
         found = outputs_of(stage, number, inputs, self._device)
         return {edge.target: {name: found[name] for name, _ in edge.pairs} for edge in leaving}
 
@@ -285,7 +323,11 @@ class _Run:
         self.error: UnjamError | None = None
         self._p = pipeline
         self._mail = Mail(
-            pipeline._name, pipeline._group, pipeline._device, pipeline._transfers == "signal"
+            pipeline._name,
+            pipeline._group,
+            pipeline._routes,
+            pipeline._device,
+            pipeline._transfers == "signal",
         )
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._local: dict[Message, list[torch.Tensor]] = {}
@@ -304,6 +346,8 @@ class _Run:
                     self._do(step)
                 except Exception as error:
                     self._fail(self._told(step, error))
+                    if step.do in (SEND, RECEIVE) and not self._mail.is_posted(step.what):
+                        self._end(step)  # or its other end would wait for it
             else:
                 self._end(step)
         self._mail.settle()
@@ -409,7 +453,7 @@ class _Run:
         for edge in self._p.edges:
             if edge.source == number:
                 self._given[Message(number, edge.target, microbatch)] = [
-                    outputs[name].detach() for name, _ in edge.pairs
+                    arrived(outputs[name].detach()) for name, _ in edge.pairs
                 ]
 
     def _loss(
@@ -426,7 +470,8 @@ class _Run:
         self, number: int, microbatch: int, outputs: Mapping[str, torch.Tensor]
     ) -> None:
         for edge in self._p.edges:
-            for name, spec in self._spec(edge).items() if edge.source == number else ():
+            specs = self._p._parts_of(edge, "src") if edge.source == number else {}
+            for name, spec in specs.items():
                 x = outputs[name]
                 wrong = (tuple(x.shape), x.dtype) != (spec.shape, spec.dtype)
                 # In evaluation of frozen weights one may be without: its zeros are not needed.
@@ -457,7 +502,7 @@ class _Run:
         for edge in self._p.edges:
             if edge.target == number:
                 self._given[Message(number, edge.source, microbatch)] = [
-                    _grad_of(kept.inputs[taken])
+                    arrived(_grad_of(kept.inputs[taken]))
                     for (_, taken), (_, spec) in zip(edge.pairs, self._ordered(edge), strict=True)
                     if spec.grad
                 ]
@@ -476,16 +521,23 @@ class _Run:
         return [(name, self._spec(edge)[name]) for name, _ in edge.pairs]
 
     def _specs(self, message: Message) -> list[Spec]:
-        """Of its tensors: gradients come of those alone that have some."""
-        specs = [spec for _, spec in self._ordered(self._edge(message))]
+        """Of its tensors as this rank has them: gradients come of those alone that have some."""
+        edge = self._edge(message)
+        of = self._p._parts_of(edge, "src" if edge.source in self._p._stages else "dst")
+        specs = [of[name] for name, _ in edge.pairs]
         return [spec for spec in specs if spec.grad or not message.is_gradient]
 
     def _sends(self, message: Message) -> bool:
         return message.source in self._p._stages
 
-    def _other(self, message: Message) -> int:
+    def _others(self, message: Message) -> list[int]:
+        """The ranks at the other end."""
         stage = message.target if self._sends(message) else message.source
-        return self._p.order.rank_of[stage]
+        ranks: list[int] = self._p._meshes[self._p.order.rank_of[stage]].ravel().tolist()
+        return ranks
+
+    def _other(self, message: Message) -> int:
+        return self._others(message)[0]
 
     def _is_local(self, what: Action | Message) -> bool:
         return (
@@ -501,47 +553,19 @@ class _Run:
             kind = InvalidArgument if isinstance(error, InvalidArgument) else StepError
             found = kind(f"stage {what.stage}, microbatch {what.microbatch} ({what}): {error}")
         else:
-            other = self._other(what)
+            others = self._others(what)
+            other = ("rank " if len(others) == 1 else "ranks ") + ", ".join(map(str, others))
             way = "gradient" if what.is_gradient else "activation"
             act = f"sent to stage {what.target}" if self._sends(what) else f"of stage {what.source}"
             stage = what.source if self._sends(what) else what.target
             found = StepError(
                 f"stage {stage}, edge {self._edge(what)}, microbatch {what.microbatch}: the {way} "
-                f"{act} on rank {other} did not come through: {error}. Cure: see rank {other}, "
-                "which has died, is late, or has ended this step with an error of its own"
+                f"{act} on {other} did not come through: {error}. Cure: see {other}, which "
+                f"{'has' if len(others) == 1 else 'have'} died, or come late, or ended this step "
+                "with an error"
             )
         found.__cause__ = error
         return found
-
-
-def _order(
-    schedule: Order | str,
-    ranks: int,
-    microbatches: int | None,
-    split: bool,
-    delay: int | Sequence[int],
-) -> Order:
-    if isinstance(schedule, str):
-        if microbatches is None:
-            raise InvalidArgument(f"schedule={schedule!r} needs microbatches: give their number")
-        order = make_order(schedule, ranks, microbatches)
-        if split:
-            return split_backward(order, delay)
-        if delay != 0:
-            raise InvalidArgument("delay is of backwards in two parts: give split=True, too")
-        return order
-    if not isinstance(schedule, Order):
-        raise InvalidArgument(f"schedule={schedule!r} is no order: give an Order or a name of one")
-    if microbatches not in (None, schedule.microbatches) or split or delay != 0:
-        raise InvalidArgument(
-            "microbatches, split and delay are of schedules by name: an Order has its own"
-        )
-    if len(schedule.rows) != ranks:
-        raise InvalidArgument(
-            f"the order is of {len(schedule.rows)} ranks, and the group has {ranks}: make an order "
-            "for these"
-        )
-    return schedule
 
 
 def _grad_of(x: torch.Tensor) -> torch.Tensor:

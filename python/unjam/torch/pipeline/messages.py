@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ...pipeline import Message
 from ..keys import key
+from .meshes import Routes
 from .stages import Edge, Spec
 
 _LEAST = timedelta(milliseconds=1)
@@ -22,18 +23,25 @@ class Mail:
     """The messages of one step on one rank."""
 
     def __init__(
-        self, name: str, group: dist.ProcessGroup, device: torch.device, is_signal: bool
+        self,
+        name: str,
+        group: dist.ProcessGroup,
+        routes: Routes,
+        device: torch.device,
+        is_signal: bool,
     ) -> None:
         """Sends nothing.
 
         Args:
             name: of the pipeline, in front of its keys.
             group: a process group of unjam's.
+            routes: of the edges between meshes.
             device: where tensors lie.
             is_signal: one byte goes for each message, and zeros arrive.
         """
         self._name = name
         self._group = group
+        self._routes = routes
         self._device = device
         self._is_signal = is_signal
         self._under_way: dict[Message, tuple[list[Any], list[torch.Tensor], list[Spec]]] = {}
@@ -45,7 +53,9 @@ class Mail:
         """Posts the tensors; they stay untouched until wait()."""
         if self._is_signal:
             given = [torch.zeros(1, dtype=torch.uint8, device=self._device)] if given else []
-        self._post(dist.isend, edge, message, to, specs, [x.contiguous() for x in given])
+        elif not self._routes.has(edge):
+            given = [x.contiguous() for x in given]
+        self._post(dist.isend, edge, message, to, specs, given)
 
     def receive(self, edge: Edge, message: Message, source: int, specs: list[Spec]) -> None:
         """Posts the buffers."""
@@ -60,8 +70,14 @@ class Mail:
     ) -> None:
         """In place of either: the other side's call ends with an error.
 
-        That is, if it comes: the size is that of no message, and unjam compares sizes.
+        That is, if it comes: the size is that of no message, and unjam compares sizes. Between
+        meshes the plan is that of no message, and unjam compares plans.
         """
+        if self._routes.has(edge):
+            box = [torch.zeros(1, dtype=torch.uint8)] if specs else []
+            call = dist.isend if sends else dist.irecv
+            self._post(call, edge, message, other, specs, box, byte="refused")
+            return
         most = 1 if self._is_signal else len(specs)
         boxes = []
         for spec in specs[:most]:
@@ -89,6 +105,10 @@ class Mail:
             return [torch.zeros(s.shape, dtype=s.dtype, device=self._device) for s in specs]
         return boxes
 
+    def is_posted(self, message: Message) -> bool:
+        """Whether something of it is under way."""
+        return bool(self._under_way.get(message, ([], [], []))[0])
+
     def hurry(self, limit: timedelta) -> None:
         """From now on, all waits together take no longer than that."""
         self._end = time.monotonic() + limit.total_seconds()
@@ -115,11 +135,19 @@ class Mail:
         other: int,
         specs: Sequence[Spec],
         tensors: list[torch.Tensor],
+        byte: str = "",
     ) -> None:
         way = "b" if message.is_gradient else "f"
         works: list[Any] = []
         self._under_way[message] = (works, tensors, list(specs))
-        with key(f"{self._name}/{edge}/{way}/{message.microbatch}"):
+        name = f"{self._name}/{edge}/{way}/{message.microbatch}"
+        if self._routes.has(edge):
+            byte = byte or ("signal" if self._is_signal else "")
+            sends = call is dist.isend
+            if tensors:
+                works += self._routes.post(edge, name, message.is_gradient, sends, tensors, byte)
+            return
+        with key(name):
             for x in tensors:
                 where = {"group_dst" if call is dist.isend else "group_src": other}
                 works.append(call(x, group=self._group, **where))

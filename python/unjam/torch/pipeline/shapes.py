@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 
 from ..._errors import InvalidArgument
 from .stages import Spec, Stage
@@ -50,6 +52,12 @@ def named_outputs(stage: Stage, number: int, found: Any) -> dict[str, torch.Tens
     Raises:
         InvalidArgument: it is not what the stage says.
     """
+    for x in found if isinstance(found, (tuple, list)) else (found,):
+        if isinstance(x, DTensor):
+            raise InvalidArgument(
+                f"stage {number} gives a DTensor, and edges carry a rank's own parts: let it give "
+                "x.to_local() (use_local_output=True, in torch's tensor parallelism)"
+            )
     several = tuple(found) if isinstance(found, (tuple, list)) else (found,)
     if len(several) != len(stage.outputs) or not all(isinstance(x, torch.Tensor) for x in several):
         kinds = ", ".join(type(x).__name__ for x in several)
@@ -58,3 +66,8 @@ def named_outputs(stage: Stage, number: int, found: Any) -> dict[str, torch.Tens
             "give a tensor for each"
         )
     return dict(zip(stage.outputs, several, strict=True))
+
+
+def arrived(x: torch.Tensor) -> torch.Tensor:
+    """The tensor when its collective has ended, where torch has left that to the first use."""
+    return x.trigger_wait() if isinstance(x, AsyncCollectiveTensor) else x

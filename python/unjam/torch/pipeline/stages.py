@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..._errors import InvalidArgument
+from ...reshard import placement_of
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,16 @@ class Edge:
         tensors: names of the source's outputs, which are those of the target's inputs, or a mapping
             from the ones to the others.
         specs: of each output; None: found out before the first step.
+        layouts: of outputs whose stages have several ranks, their placements on the source's mesh
+            and on the target's, one for each mesh dimension, as ``{"x": (["R"], ["S(1)"])}``. What
+            is not here has a whole copy on each rank.
     """
 
     source: int
     target: int
     tensors: Sequence[str] | Mapping[str, str] = ("x",)
     specs: Mapping[str, Spec] | None = None
+    layouts: Mapping[str, tuple[Sequence[Any], Sequence[Any]]] | None = None
     pairs: tuple[tuple[str, str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +114,26 @@ class Edge:
                 f"edge {self}: specs are of {sorted(self.specs)}, and its tensors {outputs}: give "
                 "a Spec for each of these"
             )
+        object.__setattr__(self, "layouts", self._checked_layouts(outputs))
+
+    def _checked_layouts(self, outputs: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+        found = {}
+        for name, pair in (self.layouts or {}).items():
+            if name not in outputs:
+                raise InvalidArgument(
+                    f"edge {self}: layouts have {name!r}, and its tensors are {outputs}"
+                )
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise InvalidArgument(
+                    f"edge {self}: the layouts of {name!r} are {pair!r}: give placements on the "
+                    "source's mesh, and on the target's"
+                )
+            try:
+                before, after = (tuple(placement_of(each) for each in side) for side in pair)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"edge {self}: {name!r}: {error}") from error
+            found[name] = (before, after)
+        return found
 
     def __str__(self) -> str:
         return f"{self.source}-{self.target}"

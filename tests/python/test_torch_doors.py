@@ -1,0 +1,209 @@
+"""Adapters to libraries that are not here, with stand-ins.
+
+What ranks of a process group do is in doors_checks.py, which test_torch_reshard.py runs.
+"""
+
+import importlib
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import stand_ins  # noqa: E402
+import unjam  # noqa: E402
+
+
+def functions(path):
+    """Pairs: what upstream has, and what a module gives for it."""
+    module = importlib.import_module(path)
+    for name, words in stand_ins.SIGNATURES[path].items():
+        owner, function = name.split(".")
+        yield name, words, getattr(getattr(module, owner), function)
+
+
+@pytest.mark.parametrize("path", stand_ins.SIGNATURES)
+def test_stand_ins_have_upstreams_signatures(path):
+    """Also the real ones, where they are installed."""
+    stand_ins.install()
+    for name, words, function in functions(path):
+        assert stand_ins.words_of(function) == words, name
+
+
+def test_adapters_can_be_called_as_what_they_stand_for():
+    stand_ins.install()
+    from unjam.torch.doors import megatron, vllm
+
+    for path, base, adapter, more in (
+        ("megatron.core.resharding.copy_services.base", "CopyService", megatron.UnjamCopyService,
+         {"__init__": ", *key, *piece_bytes, *window"}),
+        ("vllm.distributed.weight_transfer.base", "WeightTransferEngine", vllm.UnjamEngine, {}),
+        ("vllm.distributed.weight_transfer.base", "TrainerWeightTransferEngine",
+         vllm.UnjamTrainerEngine, {"__init__": ", *job, *chunk_bytes"}),
+    ):  # fmt: skip
+        assert not getattr(adapter, "__abstractmethods__", None), adapter
+        for name, words in stand_ins.SIGNATURES[path].items():
+            owner, function = name.split(".")
+            if owner == base:
+                found = stand_ins.words_of(getattr(adapter, function))
+                assert found == words + more.get(function, ""), name
+
+
+@pytest.mark.parametrize("door, library", [("megatron", "Megatron-LM"), ("vllm", "vLLM")])
+def test_without_the_library_the_error_says_so(door, library, monkeypatch):
+    import sys
+
+    for name in list(sys.modules):
+        if name.split(".")[0] == door or name == f"unjam.torch.doors.{door}":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, door, None)
+    with pytest.raises(ImportError, match=f"is not here: install .*{library}"):
+        importlib.import_module(f"unjam.torch.doors.{door}")
+
+
+class Source:
+    """A trainer's weights, which change."""
+
+    def __init__(self):
+        self.scale = 1.0
+        generator = torch.Generator().manual_seed(3)
+        self.weights = {
+            f"layer{n}": torch.randn(3 + n, 5, generator=generator).to(
+                torch.bfloat16 if n % 2 else torch.float32
+            )
+            for n in range(9)
+        }
+        self.weights["flags"] = torch.ones(4, dtype=torch.bool)
+
+    def metadata(self):
+        from types import SimpleNamespace
+
+        return [
+            SimpleNamespace(name=name, dtype=x.dtype, shape=tuple(x.shape))
+            for name, x in self.weights.items()
+        ]
+
+    def __iter__(self):
+        for name, x in self.weights.items():
+            yield name, x if x.dtype is torch.bool else x * self.scale
+
+
+class Model:
+    def __init__(self):
+        self.loaded = {}
+        self.calls = 0
+
+    def load_weights(self, weights):
+        self.calls += 1
+        self.loaded.update(weights)
+
+
+class Client:
+    """As vLLM's: a call returns when all workers have done their part, each in its process."""
+
+    def __init__(self, engines):
+        self.engines = engines
+        self.calls = []
+
+    def _all(self, call):
+        errors = []
+
+        def one(engine):
+            try:
+                call(engine)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=one, args=(engine,)) for engine in self.engines]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def init_weight_transfer_engine(self, init_info):
+        self.calls.append("init")
+        self._all(lambda engine: engine.init_transfer_engine(engine.parse_init_info(init_info)))
+
+    def start_weight_update(self):
+        self.calls.append("start")
+        self._all(lambda engine: engine.start_weight_update())
+
+    def update_weights(self, update_info):
+        self.calls.append("update")
+        self._all(lambda engine: engine.update_weights(update_info))
+
+    def finish_weight_update(self):
+        self.calls.append("finish")
+        self._all(lambda engine: engine.finish_weight_update())
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 100, 1 << 30])
+def test_weights_go_to_vllms_workers(chunk_bytes):
+    stand_ins.install()
+    from unjam.torch.doors.vllm import UnjamEngine, UnjamTrainerEngine, UnjamTrainerInit
+
+    workers = 4
+    engines = [
+        UnjamEngine(None, stand_ins.parallel(n, workers), torch.device("cpu"), Model())
+        for n in range(workers)
+    ]
+    client, source = Client(engines), Source()
+    trainer = UnjamTrainerEngine.trainer_init(
+        None,
+        UnjamTrainerInit(workers, chunk_bytes, rank=0),
+        client=client,
+        source=source,
+    )
+    other = UnjamTrainerEngine.trainer_init(
+        None, UnjamTrainerInit(workers, rank=1), client=client, source=source
+    )
+    try:
+        for scale in (1.0, 2.0):
+            source.scale = scale
+            trainer.send_weights()
+            other.send_weights()  # runs the source's collectives alone
+            for engine in engines:
+                assert list(engine.model.loaded) == list(source.weights)
+                for name, x in source:
+                    assert torch.equal(engine.model.loaded[name], x), name
+                    assert engine.model.loaded[name].dtype is x.dtype
+        assert client.calls == ["init"] + 2 * ["start", "update", "finish"]
+        calls = {1: 20, 100: None, 1 << 30: 2}[chunk_bytes]
+        assert calls is None or engines[0].model.calls == calls
+    finally:
+        closing = [threading.Thread(target=e.shutdown) for e in (*engines, trainer)]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+    with pytest.raises(unjam.InvalidUsage, match="shut down"):
+        trainer.send_weights()
+    with pytest.raises(unjam.InvalidUsage, match="init_transfer_engine first"):
+        engines[0].update_weights({"names": [], "dtype_names": [], "shapes": []})
+
+
+def test_what_is_wrong_with_an_update_is_named():
+    stand_ins.install()
+    from unjam.torch.doors import vllm
+
+    for names, types, shapes, said in (
+        (["a"], [], [[1]], "1 names, 0 dtype_names"),
+        (["a", "a"], ["int32"] * 2, [[1]] * 2, "'a' is there twice"),
+        (["a"], ["floaty"], [[1]], "tensor 'a': torch has no type 'floaty'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            vllm.UnjamUpdate(names, types, shapes)
+    with pytest.raises(unjam.InvalidUsage, match="make a UnjamTrainerEngine"):
+        vllm.UnjamEngine.trainer_send_weights(iter(()), {})
+    with pytest.raises(ValueError, match="workers=0"):
+        vllm.UnjamTrainerEngine.trainer_init(
+            None, vllm.UnjamTrainerInit(0, rank=0), client=None, source=None
+        )
+    source = Source()
+    with pytest.raises(ValueError, match="metadata say 'layer1'"):
+        vllm._next(iter(source), source.metadata()[1])
+    vllm.register()
+    vllm.register()
+    assert vllm.WeightTransferEngineFactory._registry["unjam"]() is vllm.UnjamEngine
