@@ -387,9 +387,7 @@ class Graph:
                 suffix = "" if role == "out" else f".{role}"
                 what = self._value(f"{name}{suffix}", shape, dtype or self.dtype, "pages")
             outputs[role] = what
-        self.operators.append(
-            Operator(len(self.operators), kind, name, inputs, outputs, settings)
-        )
+        self.operators.append(Operator(len(self.operators), kind, name, inputs, outputs, settings))
         return next(iter(outputs.values()))
 
     def _inputs_of(self, name: str, x: Value, weight: Value) -> None:

@@ -83,7 +83,9 @@ class _Rank:
                     f"give {STORED[value.dtype]} of shape {value.shape}"
                 )
             wide = from_stored(array, value.dtype)
-            self._weights[number] = wide.reshape(-1) if wide.shape[0] == 1 == wide.ndim - 1 else wide
+            self._weights[number] = (
+                wide.reshape(-1) if wide.shape[0] == 1 == wide.ndim - 1 else wide
+            )
             return
         rooms: list[tuple[Array, int]]
         if value.room == "mail":
@@ -118,9 +120,7 @@ class _Rank:
                 other = int(found[found != value.number][0])
                 owner = "nothing" if other < 0 else self._plan.graph.values[other].name
                 raise Fault(f"reads {value.name} and finds {owner}")
-        return from_stored(
-            self.views[value.number, self.half][row0:row1, col0:col1], value.dtype
-        )
+        return from_stored(self.views[value.number, self.half][row0:row1, col0:col1], value.dtype)
 
     def weight(self, value: Value) -> Array:
         """As :class:`~unjam.loop.ops.Memory` says."""

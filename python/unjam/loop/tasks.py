@@ -241,6 +241,25 @@ def _by_counters(program: Program, ranges: list[range]) -> None:
                 )
                 waits_of[key] = tuple(Wait(c, program.counters[c].arrivals) for c in found)
             tasks[number].waits = waits_of[key]
+    _shorten(program)
+
+
+def _shorten(program: Program) -> None:
+    """Takes away waits for what another of a task's waits already says."""
+    full = [0] * len(program.counters)  # what was full before all arrivals of a counter
+    kept: dict[tuple[Wait, ...], tuple[tuple[Wait, ...], int]] = {}
+    for task in program.tasks:
+        if task.waits not in kept:
+            inner = 0
+            for wait in task.waits:
+                inner |= full[wait.counter]
+            rest = tuple(wait for wait in task.waits if not inner >> wait.counter & 1)
+            before = inner
+            for wait in rest:
+                before |= 1 << wait.counter
+            kept[task.waits] = rest, before
+        task.waits, before = kept[task.waits]
+        full[task.signal] |= before
 
 
 def _by_levels(program: Program, ranges: list[range]) -> None:

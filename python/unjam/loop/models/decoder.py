@@ -167,9 +167,7 @@ def check_config(config: DecoderConfig, ranks: int) -> None:
     if config.dim < 2 or config.dim % 2:
         raise InvalidArgument(f"head_dim={config.dim} is odd: RoPE turns pairs")
     if config.heads % config.kv_heads:
-        raise InvalidArgument(
-            f"heads={config.heads} does not divide by kv_heads={config.kv_heads}"
-        )
+        raise InvalidArgument(f"heads={config.heads} does not divide by kv_heads={config.kv_heads}")
     for name in ("kv_heads", "intermediate_size", "vocab_size"):
         if getattr(config, name) % ranks:
             raise InvalidArgument(
@@ -263,9 +261,7 @@ def _attention(
         y, out, residual=residual, name=name))  # fmt: skip
 
 
-def _second(
-    graph: Graph, source: _Source, config: DecoderConfig, layer: int, x: Value
-) -> Value:
+def _second(graph: Graph, source: _Source, config: DecoderConfig, layer: int, x: Value) -> Value:
     """The second part of a layer, with its residual."""
     at, hidden = f"model.layers.{layer}", config.hidden_size
     inner, part = config.intermediate_size, config.intermediate_size // graph.ranks
