@@ -134,6 +134,9 @@ class Attention(Rule):
             out[:, self.dim + 1] = weights.sum(axis=1)
         return [(self.writes(tile)[0], out.reshape(1, -1))]
 
+    def staging_bytes(self) -> int:
+        return 8 * self.group * (self.dim + 2) * 4  # of each computing warp its sums
+
     def template(self) -> tuple[str, dict[str, Any]]:
         return "attention", {
             "kv_heads": self.kv_heads,

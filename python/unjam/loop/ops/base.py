@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..graph import ITEM_BYTES, Graph, Operator, Value
-from ..formats import Array
+from ..formats import Array, from_stored, to_stored
 
 
 class Rect(NamedTuple):
@@ -99,8 +99,8 @@ class Rule(ABC):
     def run(self, tile: int, memory: Memory) -> list[tuple[Rect, Array]]:
         """Reads, computes, and gives what is to be written."""
 
-    def prepare(self) -> None:
-        """Cuts the operator, if it has anything to choose."""
+    def prepare(self) -> None:  # noqa: B027 (many have nothing to choose)
+        """Cuts the operator."""
 
     def weights(self) -> Weights | None:
         """Those that are loaded ahead, page by page."""
@@ -111,13 +111,21 @@ class Rule(ABC):
         packed = self.weights()
         return packed.tile_bytes if packed is not None else 0
 
+    @abstractmethod
     def template(self) -> tuple[str, dict[str, Any]]:
-        """The C++ function, and its template's arguments in order."""
-        raise NotImplementedError(self.kind)
+        """The C++ function, and its template's arguments in order.
 
+        Of these, ``dtype`` is the type of numbers if it is not the graph's, and ``eps`` becomes an
+        argument of the call.
+        """
+
+    @abstractmethod
     def operands(self, tile: int) -> dict[str, Any]:
-        """What an instruction says: in0, in1, in2, out, out2: values; aux: a weight; a, b."""
-        raise NotImplementedError(self.kind)
+        """What an instruction says: in0, in1, in2, out, out2: values; aux, aux2: weights; a, b."""
+
+    def staging_bytes(self) -> int:
+        """Of shared memory, beside pages of weights."""
+        return 0
 
     # ---- helpers ----
 
@@ -138,16 +146,22 @@ class Rule(ABC):
         return Rect(value, row, row + 1, 0, value.cols)
 
     def normed(self, x: Array, memory: Memory) -> Array:
-        """x, after rms_norm if the operator has one."""
+        """x, after rms_norm if the operator has one; rounded, as an operator of its own would."""
         if "norm" not in self.op.inputs:
             return x
-        return rms_norm(x, memory.weight(self.op.inputs["norm"]), self.op.settings["eps"])
+        y = rms_norm(x, memory.weight(self.op.inputs["norm"]), self.op.settings["eps"])
+        return from_stored(to_stored(y, self.graph.dtype), self.graph.dtype)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """By rows, in f32."""
     mean = (x * x).mean(axis=-1, keepdims=True, dtype=x.dtype)
     return x / (mean + x.dtype.type(eps)) ** x.dtype.type(0.5) * weight
+
+
+def most_rows(batch: int, matrices: int) -> int:
+    """Of a tile, so that a thread has at most 64 sums in registers."""
+    return max(8, 512 // (batch * matrices) // 8 * 8) if batch * matrices > 8 else 64
 
 
 def tile_of(rows: int, sms: int, most: int = 64) -> int:

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import Array
-from .base import Memory, Rect, Rule, Weights, pack, tile_of
-
-MOST_ROWS_OF_A_PRODUCT = 16  # of x
-
+from .base import Memory, Rect, Rule, Weights, most_rows, pack, tile_of
 
 class Embedding(Rule):
     """A task a row."""
@@ -62,6 +59,10 @@ class Norm(Rule):
         x = memory.read(self.reads(tile)[0])
         return [(self.writes(tile)[0], self.normed(x, memory))]
 
+    def staging_bytes(self) -> int:
+        x = self.op.inputs["x"]
+        return x.bytes // x.rows
+
     def template(self) -> tuple[str, dict[str, Any]]:
         return "norm", {"cols": self.out.cols, "eps": self.op.settings["eps"]}
 
@@ -76,8 +77,9 @@ class Product(Rule):
     role = "weight"
 
     def prepare(self) -> None:
+        batch = self.op.inputs["x"].rows
         self.rows = self.op.settings.get("tile") or tile_of(
-            self.op.inputs[self.role].rows, self.sms
+            self.op.inputs[self.role].rows, self.sms, most_rows(batch, len(self.matrices()))
         )
         self._packed = pack([self.op.inputs[role] for role in self.matrices()], self.rows)
 
@@ -109,6 +111,9 @@ class Product(Rule):
         """x · (the tile of the weight)ᵀ."""
         first, last = self.span(tile)
         return x @ memory.weight(self.op.inputs[role])[first:last].T
+
+    def staging_bytes(self) -> int:
+        return self.op.inputs["x"].bytes
 
     def shape(self) -> dict[str, Any]:
         """The template's first arguments."""
@@ -173,11 +178,11 @@ class Head(Product):
 
     kind = "head"
 
-    def span(self, tile: int) -> tuple[int, int]:
-        return tile * self.rows, (tile + 1) * self.rows
-
     def writes(self, tile: int) -> list[Rect]:
         return [Rect(self.out, 0, self.out.rows, 2 * tile, 2 * tile + 2)]
+
+    def staging_bytes(self) -> int:
+        return max(self.op.inputs["x"].bytes, 4 * self.op.inputs["x"].rows * self.rows)
 
     def run(self, tile: int, memory: Memory) -> list[tuple[Rect, Array]]:
         x = self.normed(memory.read(self.whole("x")), memory)

@@ -41,6 +41,10 @@ class Route(Rule):
         pairs = np.stack([best.astype(np.float32), weights / weights.sum()], axis=1)
         return [(self.writes(tile)[0], pairs.reshape(1, -1))]
 
+    def staging_bytes(self) -> int:
+        x = self.op.inputs["x"]
+        return x.bytes // x.rows
+
     def template(self) -> tuple[str, dict[str, Any]]:
         return "route", {
             "cols": self.op.inputs["x"].cols,
@@ -80,6 +84,10 @@ class _Expert(Rule):
 
     def weights(self) -> Weights | None:
         return self._packed
+
+    def staging_bytes(self) -> int:
+        x = self.op.inputs["x"]
+        return x.bytes // self.graph.batch
 
     def expert(self, slot: int, memory: Memory) -> tuple[int, float]:
         """Of a slot: number and weight."""
