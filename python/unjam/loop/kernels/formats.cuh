@@ -1,7 +1,7 @@
 // Numbers as memory has them; sums are in float.
 #pragma once
 
-#include "hardware.cuh"
+#include <hardware.cuh>  // not as a neighbour: tests put another one in front
 
 namespace unjam_loop {
 

@@ -1,7 +1,7 @@
 // What a launch is given. codegen.py writes the same layouts.
 #pragma once
 
-#include "hardware.cuh"
+#include <hardware.cuh>  // not as a neighbour: tests put another one in front
 
 namespace unjam_loop {
 
