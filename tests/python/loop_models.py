@@ -1,6 +1,10 @@
 """Small models for the tests of unjam.loop, and what torch says of them."""
 
-from unjam.loop import DecoderConfig, Machine, compile_graph, llama, moe, random_state_dict
+import numpy as np
+
+from unjam.loop import DecoderConfig, Graph, Machine, Model, compile_graph, llama, moe
+from unjam.loop import random_state_dict
+from unjam.loop.formats import to_stored
 
 DENSE = DecoderConfig(96, 32, 64, 2, 8, 4, 8)
 EXPERTS = DecoderConfig(96, 32, 64, 2, 8, 4, 8, experts=4, experts_per_token=2)
@@ -90,3 +94,47 @@ def _experts(torch, config, weights, at, y):
         share = (best * (which == expert)).sum(-1, keepdim=True)
         out = out + share * ((torch.nn.functional.silu(y @ w1.T) * (y @ w3.T)) @ w2.T)
     return out
+
+
+def make_everything(ranks=2, batch=2, context=16, dtype="f32", seed=3):
+    """A graph with every operator, and random weights; no model that anybody has."""
+    graph = Graph(ranks=ranks, batch=batch, context=context, dtype=dtype, name="everything")
+    random = np.random.default_rng(seed)
+    parts = [{} for _ in range(ranks)]
+
+    def weight(name, *shape, alike=False, dtype=None, scale=0.2):
+        value = graph.weight(name, shape, dtype)
+        same = random.standard_normal(shape)
+        for part in parts:
+            array = same if alike else random.standard_normal(shape)
+            part[name] = to_stored((array * scale).astype(np.float32), value.dtype)
+        return value
+
+    hidden, dim, inner, experts = 32, 8, 16, 3
+    x = graph.embedding(weight("table", 48, hidden, alike=True, scale=1))
+    norm = weight("norm.weight", hidden, alike=True, scale=1)
+    y = graph.rms_norm(x, norm, 1e-5)
+    keys, values = graph.cache("keys", 2, dim), graph.cache("values", 2, dim)
+    qkv = graph.linear(y, weight("qkv.weight", 8 * dim, hidden), name="qkv")
+    table = weight("table.rope", context, dim, alike=True, dtype="f32", scale=1)
+    q = graph.rope_append(qkv, table, keys, values)
+    y = graph.attention(q, keys, values, splits=3)
+    y = graph.linear(y, weight("o.weight", hidden, 4 * dim), residual=x, name="o")
+    x = graph.all_reduce(y, residual=x, name="sum.0")
+    y = graph.gated(x, weight("gate.weight", inner, hidden), weight("up.weight", inner, hidden), norm=norm)
+    y = graph.linear(y, weight("down.weight", hidden, inner), name="down")
+    x = graph.all_reduce(y, name="sum.1")
+    y = graph.moe(
+        x,
+        weight("router", experts, hidden, alike=True),
+        weight("w1", experts, inner, hidden),
+        weight("w3", experts, inner, hidden),
+        weight("w2", experts, hidden, inner),
+        2,
+        norm=norm,
+        residual=x,
+    )
+    x = graph.all_reduce(y, name="sum.2")
+    x = graph.all_gather(x, name="side") if ranks > 1 else x
+    graph.head_argmax(x, weight("head.weight", 48 // ranks, x.cols))
+    return Model(None, graph, parts)

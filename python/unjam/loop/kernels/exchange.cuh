@@ -33,7 +33,7 @@ LOOP_DEVICE void send(const Task& t) {
 
 // A peer's word, when it is there.
 LOOP_DEVICE u32 receive(const Task& t, const u64* packet, u32 peer) {
-  Patience patience(t.p);
+  Patience patience(t.p, kForPeers);
   const u32 flag = flag_of(t);
   u64 word;
   while (static_cast<u32>((word = load_word_system(packet)) >> 32) != flag) {

@@ -56,7 +56,7 @@ struct Parameters {
   Report* report;
   u32* stop;
   u64 program;
-  u64 limit_ns;  // of each wait
+  u64 limit_ns;  // of each wait for a peer; of others it is twice that
   u64 mail_half;  // bytes of packets
   u32 rank, ranks;
   u32 epoch;  // steps that have ended before this launch

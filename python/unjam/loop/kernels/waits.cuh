@@ -5,17 +5,19 @@
 
 namespace unjam_loop {
 
-// How long somebody has polled.
+// How long somebody has polled. Who waits for this rank's own tasks waits twice as long as who waits
+// for a peer, so that a peer which is late is named, and not who waits behind it.
+inline constexpr u32 kForPeers = 1, kForOwn = 2;
 class Patience {
  public:
-  LOOP_DEVICE explicit Patience(const Parameters& p) : p_(p) {}
+  LOOP_DEVICE Patience(const Parameters& p, u32 times) : p_(p), limit_ns_(times * p.limit_ns) {}
   // To be called each time that nothing was there. False: it is over.
   LOOP_DEVICE bool goes_on() {
     if (++rounds_ % kRoundsApart != 0) return true;
     if (load_acquire(p_.stop) != 0) return false;
     const u64 now = now_ns();
     if (since_ == 0) since_ = now;
-    is_late_ = now - since_ > p_.limit_ns;
+    is_late_ = now - since_ > limit_ns_;
     return !is_late_;
   }
   LOOP_DEVICE bool is_late() const { return is_late_; }
@@ -23,6 +25,7 @@ class Patience {
 
  private:
   const Parameters& p_;
+  u64 limit_ns_;
   u32 rounds_ = 0;
   u64 since_ = 0;
   bool is_late_ = false;
@@ -53,7 +56,7 @@ LOOP_DEVICE void report(const Parameters& p, const Patience& patience, ReportKin
 // By one thread. Counters only grow, so one behind the target (also past 2^32) is enough.
 LOOP_DEVICE bool wait_for_counter(const Parameters& p, u32 counter, u32 target, ReportKind kind,
                                   u32 task, u32 step) {
-  Patience patience(p);
+  Patience patience(p, kForOwn);
   u32 have;
   while (static_cast<int>((have = load_acquire(p.counters + counter)) - target) < 0) {
     if (patience.goes_on()) continue;
@@ -85,7 +88,7 @@ LOOP_DEVICE bool wait_for_step(const Parameters& p, u32 epoch, u32 task, u32 ste
 
 // Until a page is there, or free. By any thread; afterwards by all who want to see its bytes.
 LOOP_DEVICE bool wait_for_gate(const Parameters& p, u64* gate, u32 parity, u32 task, u32 step) {
-  Patience patience(p);
+  Patience patience(p, kForOwn);
   while (!gate_is_past(gate, parity)) {
     if (patience.goes_on()) continue;
     report(p, patience, kPages, task, step, 0, 0, 0);
