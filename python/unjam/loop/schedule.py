@@ -200,7 +200,8 @@ class _Sm:
     def run(self, ready: float, ahead: int, late: int, is_ahead: bool) -> tuple[float, float]:
         """Start and end of the next task, with the bytes that can be loaded ahead, or cannot."""
         begin = self._loaded if is_ahead else max(self._loaded, ready)
-        self._held += ahead
+        share = min(ahead, self._machine.ring_bytes)  # more is loaded while the task runs
+        self._held += share
         while self._held > self._machine.ring_bytes and self._ring:
             end, count = self._ring.pop(0)
             self._held -= count
@@ -209,7 +210,7 @@ class _Sm:
         start = max(ready, self._free)
         end = max(start + self._machine.task, self._loaded) + late / self._rate
         self._free = end
-        self._ring.append((end, ahead))
+        self._ring.append((end, share))
         return start, end
 
 
