@@ -2,8 +2,16 @@
 
 import numpy as np
 
-from unjam.loop import DecoderConfig, Graph, Machine, Model, compile_graph, llama, moe
-from unjam.loop import random_state_dict
+from unjam.loop import (
+    DecoderConfig,
+    Graph,
+    Machine,
+    Model,
+    compile_graph,
+    llama,
+    moe,
+    random_state_dict,
+)
 from unjam.loop.formats import to_stored
 
 DENSE = DecoderConfig(96, 32, 64, 2, 8, 4, 8)
@@ -121,7 +129,8 @@ def make_everything(ranks=2, batch=2, context=16, dtype="f32", seed=3):
     y = graph.attention(q, keys, values, splits=3)
     y = graph.linear(y, weight("o.weight", hidden, 4 * dim), residual=x, name="o")
     x = graph.all_reduce(y, residual=x, name="sum.0")
-    y = graph.gated(x, weight("gate.weight", inner, hidden), weight("up.weight", inner, hidden), norm=norm)
+    gate, up = (weight(n, inner, hidden) for n in ("gate.weight", "up.weight"))
+    y = graph.gated(x, gate, up, norm=norm)
     y = graph.linear(y, weight("down.weight", hidden, inner), name="down")
     x = graph.all_reduce(y, name="sum.1")
     y = graph.moe(

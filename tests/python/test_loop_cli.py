@@ -86,7 +86,11 @@ def test_a_picture_says_what_it_cannot(capsys, tmp_path, monkeypatch):
     plan = compile_graph(llama(SHAPES["tiny"]).graph)
     with pytest.raises(InvalidArgument, match="a picture must end in .png, .svg, .pdf"):
         draw(plan, tmp_path / "x.txt")
-    monkeypatch.setattr("unjam.loop.picture.draw", lambda *_: (_ for _ in ()).throw(OSError("full")))
+
+    def full(*_):
+        raise OSError("full")
+
+    monkeypatch.setattr("unjam.loop.picture.draw", full)
     status, out, err = outcome(capsys, "--picture", str(tmp_path / "x.svg"))
     assert status == 1 and len(out.splitlines()) > 5
     assert re.search(r"argument --picture: .*x.svg cannot be written: full", err)

@@ -62,7 +62,7 @@ def test_a_seed_gives_the_same_run():
         interpreter = Interpreter(plan, model.weights, seed)
         chosen = []
         choose = interpreter._choose
-        interpreter._choose = lambda *a, c=choose, l=chosen: l.append(c(*a)) or l[-1]
+        interpreter._choose = lambda *a, c=choose, x=chosen: x.append(c(*a)) or x[-1]
         interpreter.run([1, 2], [0, 0])
         events.add(tuple(chosen))
     assert len(events) == 2

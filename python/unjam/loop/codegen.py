@@ -9,7 +9,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,6 @@ PAGE_BYTES = 16384  # of a slot of the ring
 FEWEST_SLOTS, MOST_SLOTS = 3, 12
 # Bytes of shared memory that a block may have.
 SHARED_BYTES = {"sm_80": 166912, "sm_90a": 232448}
-HELLO_BYTES = 8 * 72
 
 INSTRUCTION = np.dtype(
     [
@@ -51,9 +49,9 @@ INSTRUCTION = np.dtype(
         ("weight", "<u4"),
     ]
 )
-# Fields of a report, behind its two words of state (kernels/program.cuh).
+# A report's fields (kernels/program.cuh).
 REPORT = struct.Struct("<10I3Q")
-REPORT_KINDS = {1: "counter", 2: "packets", 3: "page", 4: "step"}
+_COUNTER, _PACKETS, _STEP = 1, 2, 4  # its kinds; what is left is a page
 
 
 @dataclass
@@ -85,12 +83,13 @@ class Code:
     variants: list[str]
 
 
-def generate(plan: Plan, arch: str = "sm_90a") -> Code:
+def generate(plan: Plan, arch: str = "sm_90a", slots: int | None = None) -> Code:
     """Makes a program of a plan.
 
     Args:
         plan: what to run.
         arch: sm_80 or sm_90a.
+        slots: of the ring of pages, at least 3; None: as many as fit, at most 12.
 
     Raises:
         InvalidArgument: an unknown kind of GPU, or what does not fit a block's shared memory.
@@ -98,7 +97,7 @@ def generate(plan: Plan, arch: str = "sm_90a") -> Code:
     if arch not in SHARED_BYTES:
         raise InvalidArgument(f"arch={arch!r} is not supported: give {' or '.join(SHARED_BYTES)}")
     staging = max(rule.staging_bytes() for rule in plan.program.rules)
-    slots = _slots(plan, arch, staging)
+    slots = _slots(plan, arch, staging, slots)
     places, weight_bytes = _weight_places(plan)
     variants: dict[str, int] = {}
     rows, waits, first_waits = [], [], {}
@@ -164,13 +163,13 @@ def read_report(code: Code, raw: bytes) -> str:
     task = f"task {number} ({code.plan.program.name(tasks[number])})" if number < len(tasks) else ""
     where = f"rank {rank}, SM {block}: {task} of program {program:016x}, step {step},"
     waited = f"has waited {ns / 1e6:.0f} ms for"
-    if kind == 2:
+    if kind == _PACKETS:
         if other == 0:
             return f"{where} {waited} packets of rank {what}, which has not begun"
         if other != program:
             return f"{where} {waited} packets of rank {what}, which runs program {other:016x}"
         return f"{where} {waited} packets of rank {what}"
-    if kind in (1, 4):
+    if kind in (_COUNTER, _STEP):
         name = f"counter {what} ({counters[what].name})"
         return f"{where} {waited} {name}: {have} of {want} arrivals"
     return f"{where} {waited} a page of weights"
@@ -179,8 +178,10 @@ def read_report(code: Code, raw: bytes) -> str:
 # ---- inner ----
 
 
-def _slots(plan: Plan, arch: str, staging: int) -> int:
-    for slots in range(MOST_SLOTS, FEWEST_SLOTS - 1, -1):
+def _slots(plan: Plan, arch: str, staging: int, wanted: int | None) -> int:
+    if wanted is not None and not FEWEST_SLOTS <= wanted <= MOST_SLOTS:
+        raise InvalidArgument(f"slots={wanted!r}: give {FEWEST_SLOTS} to {MOST_SLOTS}")
+    for slots in range(wanted or MOST_SLOTS, FEWEST_SLOTS - 1, -1):
         if _shared_bytes(slots, staging) <= SHARED_BYTES[arch]:
             return slots
     raise InvalidArgument(
@@ -321,14 +322,3 @@ LOOP_KERNEL void LOOP_BOUNDS(unjam_loop::kThreads) {ENTRY}(LOOP_PARAMETERS(p)) {
   unjam_loop::run_program<Program>(p);
 }}
 """
-
-
-def describe(code: Code) -> dict[str, Any]:
-    """Numbers for messages and tests."""
-    return {
-        "arch": code.arch,
-        "instructions": len(code.instructions),
-        "variants": len(code.variants),
-        "weight_bytes": code.weight_bytes,
-        "shared_bytes": code.shared_bytes,
-    }

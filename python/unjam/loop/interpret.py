@@ -1,4 +1,4 @@
-"""The interpreter: all ranks' tasks with NumPy, in an order that a seed chooses among the legal ones.
+"""The interpreter: all ranks' tasks with NumPy, in one of the legal orders, by a seed.
 
 A task is four events: its waits pass, it reads and computes, it writes, it adds to its counter.
 Events of different SMs and ranks come in any order, and packets arrive in any order. Memory has the
@@ -184,7 +184,7 @@ class Interpreter:
             InvalidArgument: a batch, token or position beyond the plan.
             Fault: a task did what no task may do; the message names seed and order.
         """
-        self._check(tokens, positions, steps)
+        check_inputs(self.plan, tokens, positions, steps)
         graph = self.plan.graph
         for rank in self._ranks:
             rank.views[graph.tokens.number, 0][:, 0] = tokens
@@ -210,9 +210,6 @@ class Interpreter:
             if not np.array_equal(first, np.stack(found)):
                 raise Fault(f"rank {rank} has other tokens (seed {self.seed}, order {self.order})")
         return first
-
-    def _check(self, tokens: Sequence[int], positions: Sequence[int], steps: int) -> None:
-        check_inputs(self.plan, tokens, positions, steps)
 
     # ---- events ----
 
@@ -294,11 +291,7 @@ class Interpreter:
         if self.order == "eager":
             return max(range(len(able)), key=lambda i: (sms[able[i]].phase, -able[i]))
         if self.order == "slow_rank" or self.order == "slow_sm":
-            rank, slow = self._slow
-            fast = [
-                i for i, place in enumerate(able)
-                if (sms[place].rank != rank if self.order == "slow_rank" else sms[place] is not slow)
-            ]  # fmt: skip
+            fast = [i for i, place in enumerate(able) if not self._is_slow(sms[place])]
             return pick.choice(fast) if fast else pick.randrange(len(able))
         if self.order == "late_signals":  # everything begins and reads before anything is told
             return min(range(len(able)), key=lambda i: (sms[able[i]].phase, pick.random()))
@@ -307,6 +300,10 @@ class Interpreter:
                 self._weight = {id(sm): pick.random() for sm in sms}
             return max(range(len(able)), key=lambda i: self._weight[id(sms[able[i]])])
         return pick.randrange(len(able))
+
+    def _is_slow(self, sm: _Sm) -> bool:
+        rank, slow = self._slow
+        return sm.rank == rank if self.order == "slow_rank" else sm is slow
 
     def _compute(self, sm: _Sm, task: Task) -> list[tuple[Rect, Array]]:
         if task.op < 0:

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,11 @@ std::vector<T> read(std::ifstream& in, u64 count) {
   return found;
 }
 
+// Warps that stand still: how many of a rank in a launch, at which of their block's steps at the
+// latest, for how many of all steps at most.
+constexpr u32 kHolds = 4;
+constexpr u64 kLatest = 300'000, kLongest = 1'500'000;
+
 struct Aligned {
   explicit Aligned(u64 bytes, unsigned char fill = 0)
       : data(static_cast<u8*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128 + 128))) {
@@ -70,13 +76,17 @@ int main(int, char** arguments) {
   std::vector<Rank> ranks;
   for (u64 r = 0; r < h.ranks; ++r) {
     // Pages of a fresh launch are no numbers.
-    ranks.push_back({Aligned(h.page_bytes, 0xff), Aligned(h.state_bytes),
-                     Aligned(unjam_loop::kHelloBytes + 2 * h.mail_half), Aligned(h.weight_bytes),
-                     std::vector<u32>(h.counters), {}});
+    ranks.push_back({Aligned(h.page_bytes, 0xff),
+                     Aligned(h.state_bytes),
+                     Aligned(unjam_loop::kHelloBytes + 2 * h.mail_half),
+                     Aligned(h.weight_bytes),
+                     std::vector<u32>(h.counters),
+                     {}});
     const auto blob = read<u8>(in, h.weight_bytes);
     std::memcpy(ranks.back().weights.data, blob.data(), blob.size());
   }
   u32 epoch = 0;
+  std::mt19937_64 random(h.seed);
   for (u64 launch = 0; launch < h.launches; ++launch) {
     const auto given = read<u32>(in, 1 + 2 * h.batch);  // steps, positions, tokens or ~0
     const u32 steps = given[0];
@@ -121,6 +131,16 @@ int main(int, char** arguments) {
       const auto* grid = machine.launch(static_cast<u32>(h.blocks), unjam_loop::kThreads,
                                         [&p] { unjam_loop_step(p); });
       if (h.dropped == r + 1) machine.drop(grid);
+      // Some warps, among them those that load pages, stand still for a while.
+      for (u32 n = 0; n < kHolds; ++n) {
+        unjam_simt::Hold hold;
+        hold.block = static_cast<u32>(random() % h.blocks);
+        hold.warp = n % 2 == 0 ? unjam_loop::kComputingWarps
+                               : static_cast<u32>(random() % unjam_loop::kComputingWarps);
+        hold.at = random() % kLatest;
+        hold.steps = random() % kLongest;
+        machine.hold(grid, hold);
+      }
     }
     const std::string error = machine.run();
     if (!error.empty()) {

@@ -61,10 +61,10 @@ LOOP_DEVICE void attention(const Task& t) {
   const u32 end = begin + chunk < length ? begin + chunk : length;
   const auto* in = reinterpret_cast<const Stored*>(at_pages(t, t.i.in0)) +
                    (row * kKvHeads + head) * kGroup * kDim;
-  const auto* keys = reinterpret_cast<const Stored*>(at_state(t, t.i.out2)) +
-                     u64{place} * kContext * kDim;
-  const auto* values = reinterpret_cast<const Stored*>(at_state(t, t.i.in2)) +
-                       u64{place} * kContext * kDim;
+  const auto* keys =
+      reinterpret_cast<const Stored*>(at_state(t, t.i.out2)) + u64{place} * kContext * kDim;
+  const auto* values =
+      reinterpret_cast<const Stored*>(at_state(t, t.i.in2)) + u64{place} * kContext * kDim;
   const float scale = 1 / root(static_cast<float>(kDim));
   float queries[kGroup][kPer];
   Part<kGroup, kPer> part;

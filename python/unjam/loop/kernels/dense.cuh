@@ -18,8 +18,8 @@ template <class L, class T, u32 kCols>
 LOOP_DEVICE void norm(const Task& t, float eps) {
   using Stored = typename T::Stored;
   const auto* x = reinterpret_cast<const Stored*>(at_pages(t, t.i.in0)) + t.i.a * kCols;
-  const Stored* found = stage<T, 1, kCols, true>(t, reinterpret_cast<const u8*>(x),
-                                                 at_weights(t, t.i.aux), eps);
+  const Stored* found =
+      stage<T, 1, kCols, true>(t, reinterpret_cast<const u8*>(x), at_weights(t, t.i.aux), eps);
   auto* to = reinterpret_cast<Stored*>(at_pages(t, t.i.out)) + t.i.a * kCols;
   for (u32 c = thread_here(); c < kCols; c += kComputing) to[c] = found[c];
 }
@@ -99,8 +99,8 @@ LOOP_DEVICE void sum_lanes(Sums<kMatrices, kOwn, kBatch>& sums) {
 template <class L, class T, u32 kMatrices, u32 kBatch, u32 kCols, u32 kRows, u32 kChunk,
           bool kNormed>
 LOOP_DEVICE void product(const Task& t, float eps, Sums<kMatrices, kOwnRows<kRows>, kBatch>& sums) {
-  const auto* x = stage<T, kBatch, kCols, kNormed>(t, at_pages(t, t.i.in0),
-                                                   at_weights(t, t.i.aux), eps);
+  const auto* x =
+      stage<T, kBatch, kCols, kNormed>(t, at_pages(t, t.i.in0), at_weights(t, t.i.aux), eps);
   clear(sums);
   add_pages<L, T, kMatrices, kBatch, kCols, kRows, kChunk>(t, x, sums);
   sum_lanes(sums);

@@ -10,8 +10,8 @@ LOOP_DEVICE void route(const Task& t, float eps) {
   using Stored = typename T::Stored;
   static_assert(kExperts * 4 <= kScratchBytes);
   const auto* in = reinterpret_cast<const Stored*>(at_pages(t, t.i.in0)) + t.i.a * kCols;
-  const Stored* x = stage<T, 1, kCols, kNormed>(t, reinterpret_cast<const u8*>(in),
-                                                at_weights(t, t.i.aux2), eps);
+  const Stored* x =
+      stage<T, 1, kCols, kNormed>(t, reinterpret_cast<const u8*>(in), at_weights(t, t.i.aux2), eps);
   const auto* router = reinterpret_cast<const Stored*>(at_weights(t, t.i.aux));
   auto* scores = reinterpret_cast<float*>(t.scratch);
   for (u32 e = warp_here(); e < kExperts; e += kComputingWarps) {
@@ -46,8 +46,8 @@ template <class L, class T, u32 kCols, u32 kRows, u32 kChunk, bool kNormed, u32 
 LOOP_DEVICE void expert_up(const Task& t, float eps) {
   using Stored = typename T::Stored;
   const auto* in = reinterpret_cast<const Stored*>(at_pages(t, t.i.in0)) + t.i.b / kBest * kCols;
-  const Stored* x = stage<T, 1, kCols, kNormed>(t, reinterpret_cast<const u8*>(in),
-                                                at_weights(t, t.i.aux), eps);
+  const Stored* x =
+      stage<T, 1, kCols, kNormed>(t, reinterpret_cast<const u8*>(in), at_weights(t, t.i.aux), eps);
   Sums<2, kOwnRows<kRows>, 1> sums;
   clear(sums);
   add_pages<L, T, 2, 1, kCols, kRows, kChunk>(t, x, sums);
@@ -77,8 +77,7 @@ LOOP_DEVICE void expert_down(const Task& t) {
       total.of[0][own][0] += pairs[2 * n + 1] * sums.of[0][own][0];
     }
   }
-  const auto* residual =
-      reinterpret_cast<const Stored*>(at_pages(t, t.i.in2)) + t.i.b * kOutCols;
+  const auto* residual = reinterpret_cast<const Stored*>(at_pages(t, t.i.in2)) + t.i.b * kOutCols;
   auto* out = reinterpret_cast<Stored*>(at_pages(t, t.i.out)) + t.i.b * kOutCols;
   for_results<kRows, 1>([&](u32 own, u32 row, u32) {
     const u32 at = t.i.a * kRows + row;

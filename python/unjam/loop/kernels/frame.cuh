@@ -29,8 +29,9 @@ LOOP_DEVICE void compute(const Parameters& p, volatile u32* failed, volatile u32
       }
       sync_computing();
       if (*verdict == 0) return;
-      const Task task{p,       i, step, epoch, block_memory() + L::kScratch,
-                      block_memory() + L::kStaging, failed, &page_at};
+      const Task task{
+          p,      i,       step, epoch, block_memory() + L::kScratch, block_memory() + L::kStaging,
+          failed, &page_at};
       Program::run(task);
       sync_computing();
       if (thread_here() == 0 && *failed == 0) add_release(p.counters + i.signal, 1);

@@ -30,7 +30,9 @@ LOOP_DEVICE u8* block_memory() {
 LOOP_DEVICE void sync_block() { __syncthreads(); }
 LOOP_DEVICE void sync_warp() { __syncwarp(); }
 // Of the first `threads` threads: those that compute.
-LOOP_DEVICE void sync_first(u32 threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+LOOP_DEVICE void sync_first(u32 threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
 
 LOOP_DEVICE float from_lane_xor(float x, u32 mask) { return __shfl_xor_sync(kWholeWarp, x, mask); }
 LOOP_DEVICE bool all_of_warp(bool x) { return __all_sync(kWholeWarp, x) != 0; }
@@ -90,9 +92,9 @@ LOOP_DEVICE void gates_are_ready() {
 #endif
 }
 LOOP_DEVICE void gate_arrive(u64* gate) {
-  asm volatile("{ .reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0]; }" ::"r"(
-                   shared_address(gate))
-               : "memory");
+  asm volatile(
+      "{ .reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0]; }" ::"r"(shared_address(gate))
+      : "memory");
 }
 // Whether the phase of this parity has ended.
 LOOP_DEVICE bool gate_is_past(u64* gate, u32 parity) {
@@ -114,14 +116,14 @@ inline constexpr u32 kArrivalsOfPage = kWarp;
 LOOP_DEVICE void load_page(u8* to, const u8* from, u32 bytes, u64* gate, u32 lane) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     shared_address(gate)),
-                 "r"(bytes)
-                 : "memory");
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        ::"r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes),
-        "r"(shared_address(gate))
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(gate)),
+        "r"(bytes)
+        : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(gate))
         : "memory");
   }
   sync_warp();

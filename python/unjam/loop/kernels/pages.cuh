@@ -1,7 +1,7 @@
 // The ring of pages: one warp loads weights ahead of the tasks that take them, in their order.
 //
-// Weights depend on nothing, so the ring fills while a task waits. Those of experts are named by the
-// routing: there the loader waits for the task's inputs, too.
+// Weights depend on nothing, so the ring fills while a task waits. Those of experts are named by
+// the routing: there the loader waits for the task's inputs, too.
 #pragma once
 
 #include "block.cuh"
@@ -60,8 +60,8 @@ LOOP_DEVICE void load_pages(const Parameters& p) {
       if (i.pages == 0) continue;
       const u32 epoch = p.epoch + step;
       if (!kAhead || i.experts != 0) {
-        goes_on = wait_for_step(p, epoch, i.task, step, lane) &&
-                  wait_for_inputs(p, i, epoch, step, lane);
+        goes_on =
+            wait_for_step(p, epoch, i.task, step, lane) && wait_for_inputs(p, i, epoch, step, lane);
       }
       const u32 rounds = i.experts == 0 ? 1 : i.experts;
       for (u32 round = 0; goes_on && round < rounds; ++round) {
@@ -86,9 +86,11 @@ LOOP_DEVICE void load_pages(const Parameters& p) {
     }
   }
   if (goes_on) return;
-  // What is under way may not outlive the block. It comes, or the GPU is broken.
+  // What is under way may not outlive the block: it comes, unless the GPU is broken.
+  const u64 since = now_ns();
   for (u32 n = page < L::kSlotCount ? 0 : page - L::kSlotCount; n < page; ++n) {
     while (!gate_is_past(full_gate<L>(n), n / L::kSlotCount & 1)) {
+      if (now_ns() - since > p.limit_ns) return;
     }
   }
 }

@@ -12,17 +12,17 @@ inline constexpr u32 kComputing = kComputingWarps * kWarp;
 inline constexpr u32 kThreads = kComputing + kWarp;  // the last warp loads pages
 
 // A task, as a block's stream has it.
-struct Instruction {
+struct alignas(16) Instruction {
   u32 task;
   u16 variant;  // case of the program's switch
   u16 experts;  // whose weights it takes, by the routing in in1; 0: its weights are known
   u32 first_wait, num_waits;
   u32 signal;
-  u32 a, b;                        // tile, and what the operator says
-  u32 in0, in1, in2, out, out2;    // units, each in the room that the operator knows
-  u16 pages, page_units;           // of weights that are loaded ahead, for each expert
-  u32 aux, aux2;                   // units, of other weights; of experts: aux2 is their distance
-  u32 weight;                      // units
+  u32 a, b;                      // tile, and what the operator says
+  u32 in0, in1, in2, out, out2;  // units, each in the room that the operator knows
+  u16 pages, page_units;         // of weights that are loaded ahead, for each expert
+  u32 aux, aux2;                 // units, of other weights; of experts: aux2 is their distance
+  u32 weight;                    // units
 };
 static_assert(sizeof(Instruction) == 64);
 
@@ -56,7 +56,7 @@ struct Parameters {
   Report* report;
   u32* stop;
   u64 program;
-  u64 limit_ns;  // of each wait for a peer; of others it is twice that
+  u64 limit_ns;   // of each wait for a peer; of others it is twice that
   u64 mail_half;  // bytes of packets
   u32 rank, ranks;
   u32 epoch;  // steps that have ended before this launch
@@ -73,9 +73,10 @@ struct Task {
   const Instruction& i;
   u32 step;  // of this launch
   u32 epoch;
-  u8* scratch;   // of the block: kScratchBytes
-  u8* staging;   // what the program says
-  volatile u32* failed;  // of the block: a wait was given up; the task runs to its end, and tells nobody
+  u8* scratch;  // of the block: kScratchBytes
+  u8* staging;  // what the program says
+  volatile u32*
+      failed;    // of the block: a wait was given up; the task runs to its end, and tells nobody
   u32* page_at;  // of this warp: pages taken so far
 };
 inline constexpr u32 kScratchBytes = 1024;

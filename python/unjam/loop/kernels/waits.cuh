@@ -5,9 +5,10 @@
 
 namespace unjam_loop {
 
-// How long somebody has polled. Who waits for this rank's own tasks waits twice as long as who waits
-// for a peer, so that a peer which is late is named, and not who waits behind it.
-inline constexpr u32 kForPeers = 1, kForOwn = 2;
+// How long somebody has polled. Who waits for this rank's own tasks waits twice as long as who
+// waits for a peer, and who waits for pages twice as long as that: so that the cause is named, and
+// not who waits behind it.
+inline constexpr u32 kForPeers = 1, kForOwn = 2, kForPages = 4;
 class Patience {
  public:
   LOOP_DEVICE Patience(const Parameters& p, u32 times) : p_(p), limit_ns_(times * p.limit_ns) {}
@@ -72,9 +73,9 @@ LOOP_DEVICE bool wait_for_inputs(const Parameters& p, const Instruction& i, u32 
   bool there = true;
   for (u32 n = lane; n < i.num_waits; n += kWarp) {
     const Wait wait = p.waits[i.first_wait + n];
-    there = wait_for_counter(p, wait.counter, (epoch + 1) * wait.threshold, kCounter, i.task,
-                             step) &&
-            there;
+    there =
+        wait_for_counter(p, wait.counter, (epoch + 1) * wait.threshold, kCounter, i.task, step) &&
+        there;
   }
   return all_of_warp(there);
 }
@@ -88,7 +89,7 @@ LOOP_DEVICE bool wait_for_step(const Parameters& p, u32 epoch, u32 task, u32 ste
 
 // Until a page is there, or free. By any thread; afterwards by all who want to see its bytes.
 LOOP_DEVICE bool wait_for_gate(const Parameters& p, u64* gate, u32 parity, u32 task, u32 step) {
-  Patience patience(p, kForOwn);
+  Patience patience(p, kForPages);
   while (!gate_is_past(gate, parity)) {
     if (patience.goes_on()) continue;
     report(p, patience, kPages, task, step, 0, 0, 0);

@@ -23,8 +23,9 @@ def llama(
 
     Args:
         config: its shapes; ``experts`` is 0.
-        state_dict: weights of the whole model with Hugging Face's names, tensors of torch or arrays;
-            None: a model to plan with. Without ``lm_head.weight`` the head is the embedding's.
+        state_dict: weights of the whole model with Hugging Face's names: tensors of torch, or
+            arrays. None: a model to plan with. Without ``lm_head.weight`` the head is the
+            embedding's.
         ranks: over which it is split.
         batch: sequences that are decoded at once.
         context: positions for which caches have room.

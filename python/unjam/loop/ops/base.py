@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ..graph import ITEM_BYTES, Graph, Operator, Value
 from ..formats import Array, from_stored, to_stored
+from ..graph import ITEM_BYTES, Graph, Operator, Value
 
 
 class Rect(NamedTuple):

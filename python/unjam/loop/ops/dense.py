@@ -9,6 +9,7 @@ import numpy as np
 from ..formats import Array
 from .base import Memory, Rect, Rule, Weights, most_rows, pack, tile_of
 
+
 class Embedding(Rule):
     """A task a row."""
 

@@ -13,7 +13,6 @@ from ..formats import Array
 from ..graph import ITEM_BYTES, Value, largest_divisor
 from .base import Memory, Rect, Rule
 
-
 _MOST_WORDS = 256  # of a task and row
 
 
