@@ -219,11 +219,9 @@ def test_every_lost_wait_is_found(kind, sync):
     assert planted.kinds() == (set(), "")
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_every_pair_of_places_that_could_be_wrong_is_found(kind):
-    """A value is put where each other one is: either the counters allow it, or it is a fault; and
-    what is allowed runs."""
-    planted = Planted(kind, ranks=1)
+def test_values_in_places_of_others_are_found():
+    """A value is put where each other one is: the counters allow it, or it is a fault."""
+    planted = Planted("moe", ranks=1)
     pages = planted.places.pages
     found = 0
     for number in sorted(pages):

@@ -89,6 +89,14 @@ class OnCpu:
             found[int(rank)].append([int(t) for t in tokens])
         return [[list(row) for row in zip(*rank[length - 1 :], strict=True)] for rank in found]
 
+    def is_wrong(self, weights, seed, want):
+        """Whether tokens are others, or there are none."""
+        try:
+            found = self.tokens(weights, seed, len(want[0]), limit_ns=10**7)
+        except AssertionError:  # it crashed
+            return True
+        return found != [want] * len(weights)
+
     def reports(self, weights, seed=1, **how):
         """What the ranks say of a launch that ends early."""
         batch = self.code.plan.graph.batch
@@ -175,7 +183,7 @@ def test_tasks_that_do_not_wait_are_seen(case):
     other.code = copy.copy(program.code)
     other.code.instructions = program.code.instructions.copy()
     other.code.instructions["num_waits"] = 0
-    assert any(other.tokens(weights, seed) != [want] * len(weights) for seed in range(5))
+    assert any(other.is_wrong(weights, seed, want) for seed in range(5))
 
 
 @needs_compiler
@@ -217,7 +225,6 @@ MISTAKES = {
         "      Program::run(task);\n      sync_computing();\n",
         "      Program::run(task);\n",
     ),
-    "no wait for the step": ("frame.cuh", "(n != first || wait_for_step", "(true || wait_for_step"),
     "packets without a flag": ("exchange.cuh", "!= flag) {", "!= flag && false) {"),
     "packets of any step": ("program.cuh", "0x80000000u) + t.epoch", "0x80000000u)"),
     "scratch used again too early": (
@@ -249,14 +256,7 @@ def test_a_mistake_in_the_kernels_is_seen(mistake, objects, tmp_path):
     code = generate(compile_graph(model.graph, Machine(sms=2)), slots=3)
     want = generate_tokens(Interpreter(code.plan, model.weights), PROMPT, 4)
     program = OnCpu(tmp_path, code, objects, tmp_path / "kernels")
-
-    def is_seen(seed):
-        try:
-            return program.tokens(model.weights, seed, 4, limit_ns=10**7) != [want] * 2
-        except AssertionError:  # it crashed
-            return True
-
-    assert any(is_seen(seed) for seed in range(MOST_SEEDS))
+    assert any(program.is_wrong(model.weights, seed, want) for seed in range(MOST_SEEDS))
 
 
 # ---- by NVRTC ----
@@ -265,7 +265,9 @@ def test_a_mistake_in_the_kernels_is_seen(mistake, objects, tmp_path):
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernels_compile_for_gpus(arch):
-    code = generate(compile_graph(make_everything(dtype="bf16").graph, Machine(sms=2)), arch)
+    code = generate(
+        compile_graph(make_everything(dtype="bf16", batch=1).graph, Machine(sms=2)), arch
+    )
     compiled = Nvrtc().compile(code)
     assert compiled.image[:4] == b"\x7fELF" and ENTRY.encode() in compiled.image
     assert compiled.spill_bytes == 0 and compiled.stack_bytes == 0
