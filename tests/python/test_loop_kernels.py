@@ -227,11 +227,6 @@ MISTAKES = {
     ),
     "packets without a flag": ("exchange.cuh", "!= flag) {", "!= flag && false) {"),
     "packets of any step": ("program.cuh", "0x80000000u) + t.epoch", "0x80000000u)"),
-    "scratch used again too early": (
-        "block.cuh",
-        "total += sums[w];\n  sync_computing();",
-        "total += sums[w];",
-    ),
     "logits over x": ("dense.cuh", "  sync_computing();  // x is not needed any more\n", ""),
 }
 

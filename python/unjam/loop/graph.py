@@ -278,7 +278,7 @@ class Graph:
         """
         self._inputs_of(name, x, weight)
         inputs = {"x": x, "weight": weight} | self._normed(name, x, norm)
-        tile = largest_divisor(weight.rows, 64 if self.batch <= 8 else 32)
+        tile = largest_divisor(weight.rows, 64 if self.batch <= 4 else 16)
         if weight.rows * self.ranks > 1 << 24:
             raise InvalidArgument(
                 f"{name}: {weight.rows * self.ranks} tokens are too many: indices travel as f32, "

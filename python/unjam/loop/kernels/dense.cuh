@@ -40,30 +40,38 @@ LOOP_DEVICE void add_pages(const Task& t, const typename T::Stored* x,
                            Sums<kMatrices, kOwnRows<kRows>, kBatch>& sums) {
   constexpr u32 kOwn = kOwnRows<kRows>;
   constexpr u32 kPiece = kOfPiece<T>;
+  // Rows of x that are in registers at once: more of them spill.
+  constexpr u32 kTogether = kBatch % 4 == 0 ? 4 : kBatch % 2 == 0 ? 2 : 1;
   static_assert(kChunk % kPiece == 0 && kCols % kChunk == 0);
   const u32 lane = lane_here(), warp = warp_here();
   for (u32 first = 0; first < kCols; first += kChunk) {
     const auto* page = reinterpret_cast<const Piece*>(take_page<L>(t));
     for (u32 at = lane; at < kChunk / kPiece; at += kWarp) {
-      float values[kBatch][kPiece];
       LOOP_UNROLL
-      for (u32 b = 0; b < kBatch; ++b) {
-        const Piece piece = *reinterpret_cast<const Piece*>(x + b * kCols + first + at * kPiece);
+      for (u32 b0 = 0; b0 < kBatch; b0 += kTogether) {
+        float values[kTogether][kPiece];
         LOOP_UNROLL
-        for (u32 n = 0; n < kPiece; ++n) values[b][n] = of_piece<T>(piece, n);
-      }
-      LOOP_UNROLL
-      for (u32 m = 0; m < kMatrices; ++m) {
-        LOOP_UNROLL
-        for (u32 own = 0; own < kOwn; ++own) {
-          const u32 row = warp + own * kComputingWarps;
-          if (kRows % kComputingWarps != 0 && row >= kRows) continue;
-          const Piece piece = page[(m * kRows + row) * (kChunk / kPiece) + at];
+        for (u32 b = 0; b < kTogether; ++b) {
+          const u32 from = (b0 + b) * kCols + first + at * kPiece;
+          const Piece piece = *reinterpret_cast<const Piece*>(x + from);
           LOOP_UNROLL
-          for (u32 n = 0; n < kPiece; ++n) {
-            const float weight = of_piece<T>(piece, n);
+          for (u32 n = 0; n < kPiece; ++n) values[b][n] = of_piece<T>(piece, n);
+        }
+        LOOP_UNROLL
+        for (u32 m = 0; m < kMatrices; ++m) {
+          LOOP_UNROLL
+          for (u32 own = 0; own < kOwn; ++own) {
+            const u32 row = warp + own * kComputingWarps;
+            if (kRows % kComputingWarps != 0 && row >= kRows) continue;
+            const Piece piece = page[(m * kRows + row) * (kChunk / kPiece) + at];
             LOOP_UNROLL
-            for (u32 b = 0; b < kBatch; ++b) sums.of[m][own][b] += weight * values[b][n];
+            for (u32 n = 0; n < kPiece; ++n) {
+              const float weight = of_piece<T>(piece, n);
+              LOOP_UNROLL
+              for (u32 b = 0; b < kTogether; ++b) {
+                sums.of[m][own][b0 + b] += weight * values[b][n];
+              }
+            }
           }
         }
       }

@@ -160,8 +160,9 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def most_rows(batch: int, matrices: int) -> int:
-    """Of a tile, so that a thread has at most 64 sums in registers."""
-    return max(8, 512 // (batch * matrices) // 8 * 8) if batch * matrices > 8 else 64
+    """Of a tile, so that the sums of a thread, one of a warp's rows each, stay in registers."""
+    sums = 64 if batch <= 4 else 32
+    return min(64, max(8, 8 * (sums // (batch * matrices))))
 
 
 def tile_of(rows: int, sms: int, most: int = 64) -> int:
