@@ -62,10 +62,6 @@ class Schedule:
 
     streams: list[list[int]]
 
-    def sm_of(self) -> dict[int, int]:
-        """Of each task."""
-        return {task: sm for sm, stream in enumerate(self.streams) for task in stream}
-
 
 def make_schedule(program: Program, machine: Machine) -> Schedule:
     """Gives each SM that is free the task with the longest way behind it among those that can run.
