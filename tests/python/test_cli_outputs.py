@@ -336,6 +336,7 @@ ENCODED = {
     "plan": ["plan", "--check", "all_reduce"],
     "pipeline": ["pipeline", "--transfer", "1", "--chart", "--picture", "x.png"],
     "reshard": ["reshard", "nine", "--case", "6", "--nodes", "100", "--tries", "5"],
+    "loop": ["loop", "plan", "--model", "tiny", "--picture", "x.png"],
     "simulate": [*JOB, "--cycle", "x.png"],
     "plot": [*JOB, "--plot", "overlap", "--out", "x.png"],
     "bench": BENCH,

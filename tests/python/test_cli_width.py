@@ -30,6 +30,7 @@ COMMANDS = {
     "pipeline": ["pipeline", "--stages", "8", "--microbatches", "64", "--transfer", "1", "--chart"],
     "reshard nine": ["reshard", "nine", "--nodes", "100", "--tries", "5"],
     "reshard case": ["reshard", "nine", "--case", "6", "--nodes", "100"],
+    "loop plan": ["loop", "plan", "--model", "tiny-moe", "--ranks", "2"],
     "simulate": [*JOB, "--disorder", "1e-3", "--semantics", "both", "--rounds", "3000"],
     "simulate sync": [*JOB, "--disorder", "1e-3", "--sync", "1e-3", "--rounds", "300"],
     "simulate plot": [*JOB, "--disorder", "0.01", "--rounds", "50", "--plot", "gpus"],
