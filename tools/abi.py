@@ -214,19 +214,23 @@ def generated(header: str) -> str:
     return Mirror(parse(header)).text()
 
 
-def main() -> int:
-    text = generated(HEADER.read_text())
-    if sys.argv[1:] == ["--generate"]:
-        MIRROR.write_text(text)
-        say(f"written: {MIRROR.relative_to(ROOT)}")
-        return 0
-    if sys.argv[1:]:
-        raise Failure("usage: abi.py [--generate]")
-    if MIRROR.read_text() != text:
+def check() -> None:
+    """Fails if the mirror is not what the header makes of it."""
+    if MIRROR.read_text() != generated(HEADER.read_text()):
         raise Failure(
             f"{MIRROR.relative_to(ROOT)} is not what the header makes of it: "
             "run tools/abi.py --generate"
         )
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--generate"]:
+        MIRROR.write_text(generated(HEADER.read_text()))
+        say(f"written: {MIRROR.relative_to(ROOT)}")
+        return 0
+    if sys.argv[1:]:
+        raise Failure("usage: abi.py [--generate]")
+    check()
     return 0
 
 

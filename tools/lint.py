@@ -140,7 +140,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     steps = [
         ("layers", check_layers.main),
         ("comments", check_comments.main),
-        ("abi", abi.main),
+        ("abi", abi.check),
         ("pages", check_pages.main),
         ("docs", check_docs.main),
         ("versions", check_versions),

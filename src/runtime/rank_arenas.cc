@@ -53,7 +53,7 @@ std::string RankArenas::heap_hint() const {
 }
 
 bool RankArenas::make(int rank, const Settings& settings, std::vector<Fd>& shared,
-                     std::string& error) {
+                      std::string& error) {
   const auto r = static_cast<std::size_t>(rank);
   const auto share = [&](Fd fd) {
     if (fd) {
@@ -172,7 +172,7 @@ bool RankArenas::let_reach(int owner, std::uint64_t offset, int viewer, std::str
 }
 
 bool RankArenas::adopt_part(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
-                           std::string& error) {
+                            std::string& error) {
   const auto i = static_cast<std::size_t>(owner);
   if (cuda_ == nullptr) return arenas_[i].set_access(offset, bytes, true, error);
   if (!fd) {
