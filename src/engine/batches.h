@@ -18,7 +18,7 @@ class Batches : protected Passes<Dev> {
 
  protected:
   using Base::count, Base::dev_, Base::end_part, Base::give_way_to_shorts, Base::is_patient,
-      Base::is_short, Base::is_stream, Base::lane_, Base::lane_index_, Base::leave_queue,
+      Base::is_short, Base::is_pipelined, Base::lane_, Base::lane_index_, Base::leave_queue,
       Base::look_at_submissions, Base::note_short_end, Base::rank_, Base::record, Base::s_;
 
   // ---- what is tried ----
@@ -36,7 +36,7 @@ class Batches : protected Passes<Dev> {
     const DynamicContext& dyn = lane_.contexts[inv.slot];
     // Done before the engine saw it, or begun in another way.
     if (dyn.handed.stage >= Stage::kSlices) return BatchWay::kNot;
-    if (is_stream(inv)) return BatchWay::kPipelined;
+    if (is_pipelined(inv)) return BatchWay::kPipelined;
     const std::uint32_t done = dyn.handed.primitives_done();
     if (done == 0) return BatchWay::kAll;
     if (inv.batch == kBatchTwoHops) return done == 1 ? BatchWay::kReceiving : BatchWay::kCollecting;
@@ -72,8 +72,8 @@ class Batches : protected Passes<Dev> {
       } else {
         t.is_rival = !is_short(inv);
         t.how = how_batched(inv);
-        const bool alike =
-            (t.how == BatchWay::kPipelined) == streams && (!streams || stream_together(first, inv));
+        const bool alike = (t.how == BatchWay::kPipelined) == streams &&
+                           (!streams || pipelined_together(first, inv));
         if (!alike) t.how = BatchWay::kNot;
       }
     }
@@ -116,7 +116,7 @@ class Batches : protected Passes<Dev> {
 
   // Streams: the same steps, among the same ranks. (Those whose neighbours differ, as with other
   // roots they may, are left out when they are looked at, pipelined_batch.cuh.)
-  UNJAM_HD static bool stream_together(const Invocation& a, const Invocation& b) {
+  UNJAM_HD static bool pipelined_together(const Invocation& a, const Invocation& b) {
     return a.geometry.kind == b.geometry.kind && a.geometry.empty_part == b.geometry.empty_part &&
            a.key->group == b.key->group;
   }

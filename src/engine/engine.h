@@ -4,7 +4,7 @@
 // One engine drives one lane and is executed by all threads of a block. A few of them, the control
 // threads (on a GPU the first warp, on the host one thread), decide what the block does next; all,
 // or others, move the data. Its parts, from the ground up: lane_view, contexts, endings, intake,
-// passes, whole_calls, scheduler, program_steps, readiness, slices, slice_pipeline, turns. The
+// passes, batches, scheduler, program_steps, readiness, slices, slice_pipeline, turns. The
 // device under it is an EngineDevice (device_contract.h). docs/internals/engine.md has the rules
 // that hold across the parts.
 #pragma once
@@ -65,14 +65,14 @@ class Engine : protected Turns<Dev> {
       if constexpr (Dev::kPipelines) {
         if (dev.pipelines()) {
           if (control) {
-            phase<&Engine::stream>(dev, rank, lane, shared);
+            phase<&Engine::run_pipeline>(dev, rank, lane, shared);
           } else if (dev.posts()) {
-            post_stream(dev, shared);
+            post_in_pipeline(dev, shared);
           } else {
-            move_stream(dev, shared);
+            move_in_pipeline(dev, shared);
           }
           dev.sync();
-          if (control) phase<&Engine::end_stream>(dev, rank, lane, shared);
+          if (control) phase<&Engine::end_pipeline>(dev, rank, lane, shared);
           continue;
         }
       }
@@ -87,11 +87,11 @@ class Engine : protected Turns<Dev> {
 
  protected:
   using Base::fill_batch, Base::begin_turn, Base::carry, Base::copy_vectors, Base::count,
-      Base::count_part, Base::dev_, Base::end_early, Base::end_stream, Base::end_turn,
+      Base::count_part, Base::dev_, Base::end_early, Base::end_pipeline, Base::end_turn,
       Base::end_batch, Base::kCancelledNow, Base::kCarries, Base::kMove, Base::kQuit,
-      Base::kBatches, Base::kWide, Base::lane_, Base::lane_index_, Base::move_stream,
-      Base::next_command, Base::packets_missing, Base::post_stream, Base::prepare, Base::publish,
-      Base::rank_, Base::record, Base::s_, Base::save, Base::stream;
+      Base::kBatches, Base::kWide, Base::lane_, Base::lane_index_, Base::move_in_pipeline,
+      Base::next_command, Base::packets_missing, Base::post_in_pipeline, Base::prepare,
+      Base::publish, Base::rank_, Base::record, Base::s_, Base::save, Base::run_pipeline;
 
   UNJAM_HD void start() {
     if constexpr (Dev::kLaneInShared) {

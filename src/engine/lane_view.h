@@ -88,7 +88,7 @@ class LaneView {
     return inv.output_place != 0 && inv.protocol == Protocol::kSlot;
   }
 
-  UNJAM_HD static bool is_stream(const Invocation& inv) {
+  UNJAM_HD static bool is_pipelined(const Invocation& inv) {
     return inv.batch == kPipelined || inv.batch == kPipelinedIfContended;
   }
 
@@ -98,7 +98,7 @@ class LaneView {
     // (A stream is as long as a quantum, however few its slices are: of another that would be
     // interrupted as well, each rank at a moment of its own. So it is for a device that has no
     // batches, too: lanes, and what counts such as are short, go from one to another.)
-    if (is_stream(inv)) return false;
+    if (is_pipelined(inv)) return false;
     if constexpr (Dev::kInlinePacketFlags) {
       if (has_inline_flags(inv.protocol)) return true;
     }

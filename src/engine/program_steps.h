@@ -10,7 +10,7 @@
 namespace unjam {
 
 template <class Dev>
-class Program : protected Scheduler<Dev> {
+class ProgramSteps : protected Scheduler<Dev> {
  public:
   using Base = Scheduler<Dev>;
   using Base::Base;

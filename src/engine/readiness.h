@@ -15,9 +15,9 @@
 namespace unjam {
 
 template <class Dev>
-class Readiness : protected Program<Dev> {
+class Readiness : protected ProgramSteps<Dev> {
  public:
-  using Base = Program<Dev>;
+  using Base = ProgramSteps<Dev>;
   using Base::Base;
   using typename Base::DevHandle;
 

@@ -23,22 +23,22 @@ class SlicePipeline : protected Slices<Dev> {
       Base::side, Base::slice_flags, Base::tell;
 
   // By the control threads. The first slice's job was made before the barrier.
-  UNJAM_HD void stream() {
+  UNJAM_HD void run_pipeline() {
     ActiveContext& a = active();
-    PipelineState& stream = s_.pipeline;
+    PipelineState& state = s_.pipeline;
     for (std::uint32_t n = 0;; ++n) {
       // Slice n is on its way.
       count_slice(a);
       dev_.sync_control();
       bool goes_on = false;
       if (dev_.leads()) {
-        dev_.store_block(stream.counted, n + 1);
+        dev_.store_block(state.counted, n + 1);
         move_on(a);
         goes_on = !s_.ended && !holds() && may_go_on() == kMove;
         s_.which = (n + 1) % kPipelineDepth;
       }
       if (tell(goes_on ? 1 : 0) == 0 || !prepare_next(a, n)) {
-        if (dev_.leads()) dev_.store_block(stream.total, n + 1);
+        if (dev_.leads()) dev_.store_block(state.total, n + 1);
         return;
       }
     }
@@ -69,18 +69,18 @@ class SlicePipeline : protected Slices<Dev> {
   // By the lead: each job of slice n is for the group of movers that has had less.
   UNJAM_HD void give_to_movers(std::uint32_t n) {
     if constexpr (Dev::kPipelines) {
-      PipelineState& stream = s_.pipeline;
+      PipelineState& state = s_.pipeline;
       const std::uint32_t place = n % kPipelineDepth;
       for (std::uint32_t in = 0; in < (s_.pair ? 2u : 1u); ++in) {
         std::uint32_t group = 0;
         for (std::uint32_t g = 1; g < dev_.groups(); ++g) {
-          if (stream.cost[g] < stream.cost[group]) group = g;
+          if (state.cost[g] < state.cost[group]) group = g;
         }
-        stream.cost[group] += cost_of(in != 0);
-        const std::uint32_t k = stream.given[group];
-        stream.turns[group][k % (2 * kPipelineDepth)] = 2 * place + in;
-        stream.expected[place] += dev_.movers();
-        dev_.store_block(stream.given[group], k + 1);
+        state.cost[group] += cost_of(in != 0);
+        const std::uint32_t k = state.given[group];
+        state.turns[group][k % (2 * kPipelineDepth)] = 2 * place + in;
+        state.expected[place] += dev_.movers();
+        dev_.store_block(state.given[group], k + 1);
       }
     }
   }
@@ -101,40 +101,40 @@ class SlicePipeline : protected Slices<Dev> {
     return job.elems * cost_of_element(job.num_src, job.num_dst, job.dst_user != nullptr ? 1 : 0);
   }
 
-  UNJAM_HD static void move_stream(DevHandle dev, BlockShared& block) {
+  UNJAM_HD static void move_in_pipeline(DevHandle dev, BlockShared& block) {
     BlockShared& shared = here(block);
-    PipelineState& stream = shared.pipeline;
+    PipelineState& state = shared.pipeline;
     const std::uint32_t g = dev.group();
     for (std::uint32_t k = 0;; ++k) {
-      while (dev.load_block(stream.given[g]) <= k) {
+      while (dev.load_block(state.given[g]) <= k) {
         // (The latest is given before the stream ends.)
-        if (dev.load_block(stream.total) != 0 && dev.load_block(stream.given[g]) <= k) return;
+        if (dev.load_block(state.total) != 0 && dev.load_block(state.given[g]) <= k) return;
         dev.relax(1);
       }
       // Overwritten when the group is given number k + 2 * kPipelineDepth, which is of a slice that
       // takes this one's place, or a later one's.
-      const std::uint32_t j = stream.turns[g][k % (2 * kPipelineDepth)];
+      const std::uint32_t j = state.turns[g][k % (2 * kPipelineDepth)];
       dev.leaf(shared.jobs[j]);
-      dev.stored(stream.stored[j / 2]);
+      dev.stored(state.stored[j / 2]);
     }
   }
 
-  UNJAM_HD static void post_stream(DevHandle dev, BlockShared& block) {
+  UNJAM_HD static void post_in_pipeline(DevHandle dev, BlockShared& block) {
     BlockShared& shared = here(block);
-    PipelineState& stream = shared.pipeline;
+    PipelineState& state = shared.pipeline;
     for (std::uint32_t n = 0;; ++n) {
-      while (dev.load_block(stream.counted) <= n) {
-        const std::uint32_t total = dev.load_block(stream.total);
+      while (dev.load_block(state.counted) <= n) {
+        const std::uint32_t total = dev.load_block(state.total);
         if (total != 0 && total <= n) return;
         dev.relax(1);
       }
       const std::uint32_t place = n % kPipelineDepth;
       // (Written before the slice was counted, and next when this one is posted.)
-      const std::uint32_t all = stream.expected[place];
-      while (dev.load_block(stream.stored[place]) != all) dev.relax(1);
+      const std::uint32_t all = state.expected[place];
+      while (dev.load_block(state.stored[place]) != all) dev.relax(1);
       post_slice(dev, shared, place);
       dev.sync_posters();
-      if (dev.posters_first()) dev.store_block(stream.posted, n + 1);
+      if (dev.posters_first()) dev.store_block(state.posted, n + 1);
     }
   }
 };

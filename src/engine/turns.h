@@ -211,7 +211,7 @@ class Turns : protected SlicePipeline<Dev> {
   }
 
   // Behind the barrier: all slices are published.
-  UNJAM_HD void end_stream() {
+  UNJAM_HD void end_pipeline() {
     if (dev_.leads() && s_.ended)
       phase<&Turns::end_turn>(dev_, rank_, lane_index_, s_, std::uint32_t{kFinished}, false);
     dev_.sync_control();

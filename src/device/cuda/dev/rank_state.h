@@ -83,7 +83,7 @@ static_assert(sizeof(CudaLaunch) <= 4096, "fits a kernel's arguments");
 // What the host submits for the engine to take.
 struct alignas(16) CudaSubmission {
   CudaSqe sqe;
-  StreamCall call;  // if Invocation::whole is not 0
+  StreamCall call;  // if Invocation::batch is not 0
 };
 
 inline constexpr std::uint32_t kGenerations = 64;

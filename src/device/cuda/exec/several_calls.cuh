@@ -44,13 +44,13 @@ struct BatchCalls {
 // (Raw: shared variables have no constructors. At one known address: in registers of functions that
 // move data there is no room for pointers to it.)
 alignas(16) __shared__ unsigned char batch_calls_bytes[sizeof(BatchCalls)];
-__device__ __forceinline__ BatchCalls& run_batch() {
+__device__ __forceinline__ BatchCalls& batch_calls() {
   return *reinterpret_cast<BatchCalls*>(batch_calls_bytes);
 }
 
 // By all threads: what the calls' descriptions are. A barrier follows.
 __device__ __forceinline__ void fetch_calls(CudaRank& r, const BatchEntry* tries, std::uint32_t n) {
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
   constexpr std::uint32_t kCall = sizeof(StreamCall) / sizeof(uint4);
   constexpr std::uint32_t kAll = kCall + sizeof(Invocation) / sizeof(uint4);
   for (std::uint32_t k = threadIdx.x; k < n * kAll; k += blockDim.x) {

@@ -37,7 +37,7 @@ inline void bind(const Lowered& lowered, const Invocation& inv, StreamCall& call
   call.scatters = call.collects = true;
 }
 
-// Invocation::whole, of a call that has lanes. (Reductions of rare types want more memory of a
+// Invocation::batch, of a call that has lanes. (Reductions of rare types want more memory of a
 // thread than kernels have, see tools/ptxas_report.py.)
 inline std::uint8_t batch_of(const Lowered& lowered, const StreamCall& call) {
   if (call.lanes == 0) return 0;

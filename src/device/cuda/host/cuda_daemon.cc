@@ -153,7 +153,7 @@ class CudaDaemon : public StreamDaemon {
     prepare(inv, fresh != nullptr, l.call);
     l.sqe.inv.batch = batch_of(*inv.lowered, l.call);
     const unsigned threads = l.call.lanes != 0 ? inv.lowered->threads : o_.block_threads;
-    // With the engine, one more for the first lane, see unjam_call_kernel.
+    // With the engine, one more for the first lane, see call_by_engine.cuh.
     const unsigned blocks = l.call.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     // (Nobody asks for the stream of other calls, which would pay for that.)
     const bool overlaps = o_.in_stream_overlap && l.call.by_slots;

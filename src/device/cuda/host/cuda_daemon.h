@@ -1,5 +1,5 @@
-// A rank on a CUDA device: its device memory, and the thread that launches its daemon kernel when
-// there is work and nobody is there (device/cuda/dev/residency.h, engine.cu).
+// The runtime's way to a rank on a CUDA device: submissions, kernels in streams, completions. Its
+// parts: rank_memory.h, kernel_launcher.h, daemon_launcher.h, rank_report.h, copy_thread.h.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,7 @@
 
 namespace unjam {
 
-// As CudaDriver::start.
-// As CudaDriver::engine_bytes().
+// As CudaDriver::engine_bytes(), and CudaDriver::start().
 std::uint64_t cuda_engine_bytes(const CudaRankOptions& options);
 std::unique_ptr<StreamDaemon> start_cuda_rank(const CudaRankOptions& options, RankState& copy,
                                               std::string& error);

@@ -1,5 +1,5 @@
-// The engine's device where it does calls whole (docs/internals/batches.md): in kernels whose
-// blocks have as many threads as the host reckons with.
+// The engine's device where it has batches (docs/internals/batches.md): in kernels whose blocks
+// have as many threads as the host reckons with.
 #pragma once
 
 #include "device/cuda/dev/cuda_dev.cuh"

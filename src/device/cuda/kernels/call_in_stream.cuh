@@ -1,7 +1,8 @@
-// A short call in a stream without the engine: packets to and from peers, and nothing else. Most of
-// the time of such a call is what an engine does to be able to leave it and come back; here it is
-// tried straight from the kernel's arguments, with the same connectors, flags and credits, so peers
-// cannot tell. One side may be here and the other in its engine, in each lane.
+// What calls in streams without the engine have in common, by packets or by slots: leases, reports,
+// giving up. Most of the time of a short call is what an engine does to be able to leave it and
+// come back; here it is tried straight from the kernel's arguments, with the same connectors, flags
+// and credits, so peers cannot tell. One side may be here and the other in its engine, in each
+// lane.
 //
 // Block b does what the call's lane b, from StreamCall::first_lane on, has to do. "lane" is one of
 // the rank's below; reports are by the call's.

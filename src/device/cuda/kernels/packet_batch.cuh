@@ -43,7 +43,7 @@ __device__ __forceinline__ bool movers_agree(bool x) {
 template <in_stream::Half kHalf, int kMembers>
 __device__ __noinline__ bool move_batched(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
   using namespace in_stream;
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
   const StreamCall& call = x.call[i];
   const Invocation& inv = x.inv[i];
   const Shared& s = x.shared[i];
@@ -71,7 +71,7 @@ __device__ __noinline__ bool move_batched(CudaRank* rank, std::uint32_t lane, st
 template <in_stream::Half kHalf>
 __device__ __forceinline__ bool move_batched_any(CudaRank* rank, std::uint32_t lane,
                                                  std::uint32_t i) {
-  const StreamCall& call = run_batch().call[i];
+  const StreamCall& call = batch_calls().call[i];
   const auto of = [](auto members) { return &move_batched<kHalf, decltype(members)::value>; };
   auto* const move = call.plain ? in_stream::with_members(call, of) : &move_batched<kHalf, 0>;
   return with_all_registers(move)(rank, lane, i);
@@ -82,7 +82,7 @@ template <in_stream::LaterHop kHop, int kMembers>
 __device__ __noinline__ bool move_batched_later(CudaRank* rank, std::uint32_t lane,
                                                 std::uint32_t i) {
   using namespace in_stream;
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
   const StreamCall& call = x.call[i];
   const Shared& s = x.shared[i];
   const Stretch w = stretch_of(call, x.inv[i], lane - call.first_lane);
@@ -100,7 +100,7 @@ __device__ __noinline__ bool move_batched_later(CudaRank* rank, std::uint32_t la
 template <in_stream::LaterHop kHop>
 __device__ __forceinline__ bool move_batched_later_any(CudaRank* rank, std::uint32_t lane,
                                                        std::uint32_t i) {
-  auto* const move = in_stream::with_members(run_batch().call[i], [](auto members) {
+  auto* const move = in_stream::with_members(batch_calls().call[i], [](auto members) {
     return &move_batched_later<kHop, decltype(members)::value>;
   });
   return with_all_registers(move)(rank, lane, i);
@@ -108,7 +108,7 @@ __device__ __forceinline__ bool move_batched_later_any(CudaRank* rank, std::uint
 
 // By the movers: what has come of call i, and of all in front of it.
 __device__ __forceinline__ void say_received(std::uint32_t i, bool come) {
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
   if (in_stream::hand() != 0) return;
   x.come[i] = come ? 1 : 0;
   CudaDev::store_block(x.received, i + 1);
@@ -117,7 +117,7 @@ __device__ __forceinline__ void say_received(std::uint32_t i, bool come) {
 // By the movers.
 __device__ __forceinline__ void move_batch(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
   using in_stream::LaterHop;
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
   bool two_hops = false;
   std::uint32_t gathered = 0;  // calls, as bits: what all have voted for
 #pragma unroll 1
@@ -164,7 +164,7 @@ template <class Each>
 __device__ __forceinline__ void for_members(std::uint32_t lane, std::uint32_t n, Each each) {
   using namespace in_stream;
   constexpr std::uint32_t kAtOnce = 32 / kCallWatchers;
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
 #pragma unroll 1
   for (std::uint32_t first = 0; first < n; first += kAtOnce) {
     const std::uint32_t mine = first + threadIdx.x / kCallWatchers;
@@ -182,7 +182,7 @@ __device__ __forceinline__ void for_members(std::uint32_t lane, std::uint32_t n,
 __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
   using namespace in_stream;
   constexpr std::uint32_t kWarp = 0xffffffff;
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
   const std::uint32_t watcher = threadIdx.x % kCallWatchers;
   // One for each call and hop, for poke_early(); and one for all.
   const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
@@ -242,7 +242,7 @@ inline __device__ __noinline__ void run_packet_batch(CudaRank* rank, LaneStats* 
                                                      std::uint32_t n) {
   using namespace in_stream;
   CudaRank& r = *rank;
-  BatchCalls& x = run_batch();
+  BatchCalls& x = batch_calls();
   BatchEntry* const tries = &in_shared(*shared_tries);
 
   fetch_calls(r, tries, n);

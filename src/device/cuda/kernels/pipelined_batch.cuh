@@ -181,7 +181,7 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
                                                         EndEarly end_early) {
   using namespace in_stream;
   CudaRank& r = *rank;
-  BatchCalls& calls = run_batch();
+  BatchCalls& calls = batch_calls();
   PipelinedBatch& x = pipelined_batch();
   BatchEntry* const tries = &in_shared(*shared_tries);
   const std::uint32_t warp = threadIdx.x / 32;

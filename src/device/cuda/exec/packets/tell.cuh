@@ -15,7 +15,7 @@ namespace in_stream {
 //   (So do GPUs work: a value that was branched on has come. To PTX's model loads in front of a
 //   store are ordered by a fence only. The other side, who reads a credit and overwrites, relies on
 //   the same.) Pokes say that packets were stored, and on their way to the host they may overtake
-//   those. So a launcher that was poked looks more than once, see CudaDaemon::run_launcher().
+//   those. So a launcher that was poked looks more than once, see DaemonLauncher::run().
 // A thread's part. Returns whether the member is to be poked.
 __device__ __forceinline__ bool tell_member(const StreamCall& call, const LaneTransport& t,
                                             const Member& m, std::uint32_t taken,

@@ -17,7 +17,7 @@
 // alone until all lanes are through; a word of an earlier call of the slot says that the lane has
 // not begun.
 //
-// tests/unit/lane_pace_test.cc plays this.
+// tests/unit/lane_pacing_test.cc plays this.
 #pragma once
 
 #include <cstdint>

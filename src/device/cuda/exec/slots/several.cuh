@@ -65,7 +65,7 @@ __device__ __forceinline__ PipelinedBatch& pipelined_batch() {
 // In BatchCalls' order.
 __device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_t place) {
   PipelinedBatch& x = pipelined_batch();
-  return {run_batch().call[place], run_batch().inv[place], t, x.stream, x.calls[place]};
+  return {batch_calls().call[place], batch_calls().inv[place], t, x.stream, x.calls[place]};
 }
 
 // Whether hops have the same peers, and are as far apart.

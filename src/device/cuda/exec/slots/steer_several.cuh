@@ -77,7 +77,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   for (std::uint32_t n = 0; n < calls; ++n) {
     const BatchStreamed& of = x.calls[x.places[n]];
     if (thread < kSlotSteps && like.has(thread)) {
-      x.total[thread] += run_batch().call[x.places[n]].chunks_of_all() - of.behind[thread];
+      x.total[thread] += batch_calls().call[x.places[n]].chunks_of_all() - of.behind[thread];
     }
     ahead += like.has(kSends) ? of.behind[kSends] : 0;
     ahead -= like.receives() ? of.behind[receives] : 0;
