@@ -109,9 +109,9 @@ if(UNJAM_SANITIZE)
               plan_correct_test plan_levels_test)
 endif()
 if(UNJAM_SANITIZE MATCHES "thread")
-  list(APPEND left_out plan_mistakes_test float_types_test leaves_test waitfor_test sending_ahead_test
-              lane_pace_test call_in_front_test call_places_test carried_plans_test hop_mix_test
-              hop_order_test one_order_test order_rule_test recall_test nvlink_test async_ring_test
+  list(APPEND left_out plan_mistakes_test float_types_test leaves_test waitfor_test send_window_test
+              lane_pacing_test overlap_rule_test cluster_placement_test carried_plans_test hop_mix_test
+              hop_order_test agreed_order_test order_rule_test recall_test nvlink_test async_ring_test
               doorbell_test clock_test courier_test net_plugin_test plugin_fabric_test ucx_fabric_test reshard_plan_test
               reshard_paper_test)
 endif()

@@ -151,6 +151,16 @@ concept MovesPackets = requires(Dev& dev, const SliceJob& job, std::uint32_t pol
   { dev.packet_leaf(job, polls) } -> std::convertible_to<bool>;
 };
 
+// Hooks that a device may have, each found by its name: a misspelt one is silently left out, so
+// devices assert that theirs are found.
+//   here(shared)            static: the block's memory as the device wants it named
+//   add(figure, by)         static: adds to a figure that control threads share
+//   fence_lanes()           as fence(), for this rank's lanes alone
+//   posted(rank, lane, word)  true: the device takes the word to that rank, and rings then
+//   look_at_submissions()   of the lead, within long turns, for what submissions_wait() says then;
+//                           else epoch() is called
+//   kLateNs                 how soon at the latest it leaves when called away, in nanoseconds
+
 template <class Dev>
 concept EngineDevice = DrivesABlock<Dev> && SpeaksToOthers<Dev> && HostsALane<Dev> &&
                        TakesSubmissions<Dev> && (!Dev::kPipelines || MovesSlicesInAPipeline<Dev>) &&

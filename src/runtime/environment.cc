@@ -85,8 +85,12 @@ std::vector<UnknownVariable> unknown_variables(const char* const* environment) {
 std::vector<std::string> former_names_in_use() {
   std::vector<std::string> texts;
   for (const FormerName& f : former_names()) {
-    if (std::getenv(f.former) == nullptr) continue;
-    const bool both = std::getenv(f.name) != nullptr;
+    const auto is_set = [](const char* name) {
+      const char* const text = std::getenv(name);
+      return text != nullptr && *text != '\0';
+    };
+    if (!is_set(f.former)) continue;
+    const bool both = is_set(f.name);
     texts.push_back(std::string(f.former) + " is now called " + f.name +
                     (both ? ", which is set, too, and counts: leave out the former name"
                           : ": use that name, for the former one goes with the next release"));
@@ -137,6 +141,11 @@ std::string environment_json() {
   }
   for (const char* name : names_of_others()) {
     w.begin_object().field("name", name).field("read_by", "others").end_object();
+  }
+  for (const FormerName& f : former_names()) {
+    if (std::getenv(f.former) == nullptr) continue;
+    w.begin_object().field("name", f.former).field("read_by", "nobody");
+    w.field("doc", std::string(f.former) + " is now called " + f.name).end_object();
   }
   for (const UnknownVariable& v : unknown_variables(environ)) {
     w.begin_object().field("name", v.name).field("read_by", "nobody").field("doc", v.text);

@@ -229,11 +229,17 @@ const std::vector<FormerName>& former_names() {
   return kNames;
 }
 
-const char* environment_text(const char* name) {
+const char* environment_text(const char* name, const char** under) {
   const char* text = std::getenv(name);
+  const char* found = name;
   for (const FormerName& f : former_names()) {
-    if (text == nullptr && std::string_view(f.name) == name) text = std::getenv(f.former);
+    if (std::string_view(f.name) != name || (text != nullptr && *text != '\0')) continue;
+    const char* const former = std::getenv(f.former);
+    if (former == nullptr || *former == '\0') continue;
+    text = former;
+    found = f.former;
   }
+  if (under != nullptr) *under = found;
   return text;
 }
 
@@ -353,9 +359,10 @@ std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes) {
 namespace {
 
 bool take_environment(const Variable& v, Settings& s, std::string& error) {
-  const char* text = environment_text(v.name);
+  const char* name = nullptr;
+  const char* text = environment_text(v.name, &name);
   if (text == nullptr || *text == '\0' || parse(v, text, s.*v.field)) return true;
-  error = std::string(v.name) + "=" + text + " is not valid: give " + range_text(v);
+  error = std::string(name) + "=" + text + " is not valid: give " + range_text(v);
   return false;
 }
 

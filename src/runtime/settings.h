@@ -91,8 +91,9 @@ struct FormerName {
 };
 const std::vector<FormerName>& former_names();
 
-// What the environment says for a variable, under either name; nullptr: nothing.
-const char* environment_text(const char* name);
+// What the environment says for a variable, under either name (`under`, where asked for); nullptr:
+// nothing. An empty value says nothing where there is a former name.
+const char* environment_text(const char* name, const char** under = nullptr);
 
 // A value as the variable takes it: a choice by its name, else the number.
 std::string value_text(const Variable& variable, std::int64_t value);

@@ -81,7 +81,7 @@ trees|200|UNJAM_ALGORITHM=double_binary_tree|smoke --ranks 4
 trees-two|200|UNJAM_ALGORITHM=double_binary_tree|smoke --ranks 2
 trees-programs|580|UNJAM_ALGORITHM=double_binary_tree|programs --ranks 4 $programs
 trees-kill|580|UNJAM_ALGORITHM=double_binary_tree|kill --ranks 4 $kill
-solo|420||solo
+in-stream|420||in_stream
 written|240||written
 pairs|240||pairs
 meet|200||meet

@@ -120,6 +120,16 @@ def test_a_former_name_counts_and_is_named_once(python, monkeypatch, both):
     assert ("leave out the former name" in text) == both
 
 
+def test_a_wrong_value_is_named_by_the_name_it_was_given_under(monkeypatch):
+    monkeypatch.setenv("UNJAM_SOLO", "maybe")
+    with pytest.raises(InvalidArgument, match="UNJAM_SOLO=maybe is not valid"):
+        unjam.init_all(1)
+    monkeypatch.setenv("UNJAM_SOLO", "off")
+    monkeypatch.setenv("UNJAM_IN_STREAM", "")  # says nothing
+    with unjam.init_all(1) as (context,):
+        assert context.info()["settings"]["UNJAM_IN_STREAM"] == 0
+
+
 @pytest.mark.parametrize("name", ["UNJAM_HELP", "UNJAM_IN_STREAM", "UNJAM_LINES"])
 def test_switches_are_words(name, monkeypatch):
     for on, words in enumerate((("off", "No", "FALSE", "0"), ("on", "yes", "True", "1"))):

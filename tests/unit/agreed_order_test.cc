@@ -21,7 +21,7 @@ struct Call {
   std::uint64_t use = 0, seed = 0;
 };
 
-// As Engine::put_in_order(). False: there was nothing to be done.
+// As Passes::put_in_order(). False: there was nothing to be done.
 bool put_in_order(TaskQueue& queue, const std::vector<Call>& calls) {
   AgreedOrder o;
   if (!o.take(queue)) return false;

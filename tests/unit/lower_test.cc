@@ -516,7 +516,7 @@ TEST(Lower, LongChainsAreForCrowds) {
   EXPECT_EQ(whole(4, 97), kPipelinedIfContended);
 }
 
-// Invocation::whole, as the engine reads it.
+// Invocation::batch, as the engine reads it.
 TEST(Lower, WhatTheEngineTriesWhole) {
   const auto whole = [](Kind kind, Algorithm algorithm, std::uint64_t count, DType dtype, Op op) {
     Group g(kind, algorithm, 2, 0, count);

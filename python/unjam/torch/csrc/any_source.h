@@ -49,6 +49,12 @@ class AnySource {
 
   void add(Receive receive) {
     const std::lock_guard lock(mutex_);
+    // A group that ends says so first, and cancels its receives then: under the lock this one finds
+    // that it has ended, or is found.
+    if (receive.call->group_is_over()) {
+      receive.cancelled = "its process group has ended";
+      return end(receive);
+    }
     receives_.push_back(std::make_shared<Receive>(std::move(receive)));
     if (running_) return;
     std::thread([this] { look(); }).detach();

@@ -296,6 +296,8 @@ void Call::complete_in_executor() noexcept {
     finishes = results_.has_finish();
   }
   if (futures.empty() && !finishes) return;
+  // They tell a failure, if it is one. Before anybody else may find it, and count it as unseen.
+  if (!futures.empty()) outcome_.set_told();
   Executor::get().run([call = shared_from_this(), futures] { call->complete_futures(futures); });
 }
 

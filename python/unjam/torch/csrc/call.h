@@ -143,6 +143,7 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // By the Work's end.
   static void release(std::shared_ptr<Call> call);
+  bool group_is_over() const { return status_->over(); }
   // Of a complete operation on CUDA: has its process group say that it failed, if nobody was told.
   // (On the CPU wait() tells.)
   void report_unseen_error() noexcept;

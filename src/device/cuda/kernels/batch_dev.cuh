@@ -72,4 +72,15 @@ class BatchDev : public CudaDev {
   };
 };
 
+// Hooks that the engine looks for by name: without one it would go on, and be slower or wrong.
+static_assert(kDoesBatches<BatchDev>);
+static_assert(requires(BatchDev& dev, BlockShared& shared, std::uint32_t& figure) {
+  dev.look_at_submissions();
+  dev.next_submissions();
+  dev.fence_lanes();
+  BatchDev::kLateNs;
+  BatchDev::here(shared);
+  BatchDev::add(figure, 1u);
+});
+
 }  // namespace unjam
