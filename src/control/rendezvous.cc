@@ -544,105 +544,121 @@ bool RendezvousServer::hand_peers(const std::vector<Connection*>& processes,
 
 // ---- client ----
 
-bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
-                               std::string& error) {
-  const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
+// The socket of who keeps the rendezvous; where nobody does, this process keeps it from now on.
+RendezvousClient::Attempt RendezvousClient::find(const JobSecret& secret, Fd& socket,
+                                                 std::string& error) {
   sockaddr_un address;
   const socklen_t size = rendezvous_address(secret, address);
   const auto* target = reinterpret_cast<const sockaddr*>(&address);
-  for (;;) {
+  socket = unix_socket();
+  if (!socket) {
+    error = std::string("cannot open a socket: ") + std::strerror(errno) + limit_text(errno);
+    return Attempt::kFailed;
+  }
+  if (::connect(socket.get(), target, size) != 0) {
+    const int why = errno;
+    if (why == EAGAIN) {  // its queue of new connections is full
+      usleep(2000);
+      return Attempt::kAgain;
+    }
+    if (why != ECONNREFUSED) {
+      error = std::string("cannot connect to the rendezvous: ") + std::strerror(why);
+      return Attempt::kFailed;
+    }
+    // Nobody is there: we are.
+    Fd listener = unix_socket();
+    if (listener && bind(listener.get(), target, size) == 0 && listen(listener.get(), 256) == 0) {
+      try {
+        server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
+      } catch (const std::system_error& e) {
+        error =
+            std::string("cannot keep the rendezvous: ") + e.what() + limit_text(e.code().value());
+        return Attempt::kFailed;
+      } catch (const std::exception& e) {
+        error = std::string("cannot keep the rendezvous: ") + e.what();
+        return Attempt::kFailed;
+      }
+    } else if (errno != EADDRINUSE) {
+      error = std::string("cannot make the rendezvous: ") + std::strerror(errno);
+      return Attempt::kFailed;
+    } else {
+      usleep(1000);  // bound by another process, which is about to listen
+    }
+    return Attempt::kAgain;
+  }
+  return Attempt::kDone;
+}
+
+// Each end proves to the other that it knows the secret.
+RendezvousClient::Attempt RendezvousClient::greet(const JobSecret& secret, Fd socket,
+                                                  std::string& error) {
+  std::int64_t pid = 0;
+  if (!same_user(socket.get(), pid, error)) {
+    error.insert(0, "the rendezvous of this job is held by somebody else: ");
+    return Attempt::kFailed;
+  }
+  Channel channel(std::move(socket), kLongestStrangerFrame);
+  Frame frame;
+  HelloMessage hello;
+  // A server that ends just now (its job is complete, or failed) leaves us without an answer: the
+  // next attempt finds no server, or the next one.
+  if (!channel.await(frame, 1000, error)) {
+    usleep(1000);
+    return Attempt::kAgain;
+  }
+  if (frame.type != type_of(MessageType::kHello) || !hello.decode(frame.payload)) {
+    error = "what answered at the rendezvous is not unjam";
+    return Attempt::kFailed;
+  }
+  if (hello.version != kProtocolVersion) {
+    error = "another rank speaks version " + std::to_string(hello.version) +
+            " of the protocol, this one " + std::to_string(kProtocolVersion) +
+            ": use one version of unjam on all ranks";
+    return Attempt::kFailed;
+  }
+  ProofMessage proof;
+  fill_random(proof.nonce, sizeof(proof.nonce));
+  proof_tag(secret, 'c', hello.nonce, proof.nonce, proof.tag);
+  channel.post(type_of(MessageType::kProof), proof.encode());
+  if (!channel.flush_all(1000, error) || !channel.await(frame, 5000, error)) {
+    usleep(1000);
+    return Attempt::kAgain;
+  }
+  ProofMessage theirs;
+  RefusedMessage refusal;
+  if (frame.type == type_of(MessageType::kRefused) && refusal.decode(frame.payload)) {
+    error = "refused at the rendezvous: " + refusal.text;
+    return Attempt::kFailed;
+  }
+  std::uint64_t expected[2];
+  proof_tag(secret, 's', hello.nonce, proof.nonce, expected);
+  if (frame.type != type_of(MessageType::kProof) || !theirs.decode(frame.payload) ||
+      !same_tag(expected, theirs.tag)) {
+    error = "the process at the rendezvous (pid " + std::to_string(pid) +
+            ") does not know this job's secret";
+    return Attempt::kFailed;
+  }
+  channel.set_longest(kLongestFrame);
+  channel_ = std::move(channel);
+  return Attempt::kDone;
+}
+
+bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
+                               std::string& error) {
+  const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
+  for (Attempt attempt = Attempt::kAgain; attempt == Attempt::kAgain;) {
     // (Who keeps it finds it, sooner or later: how long to wait for others is up to the caller.)
     if (monotonic_ns() >= deadline + (server_ != nullptr ? kOwnServerNs : 0)) {
       error = server_ != nullptr ? "the rendezvous that this process keeps does not answer"
                                  : "no rendezvous within " + std::to_string(timeout_ms) + " ms";
       return false;
     }
-    Fd socket = unix_socket();
-    if (!socket) {
-      error = std::string("cannot open a socket: ") + std::strerror(errno) + limit_text(errno);
-      return false;
-    }
-    if (::connect(socket.get(), target, size) != 0) {
-      const int why = errno;
-      if (why == EAGAIN) {  // its queue of new connections is full
-        usleep(2000);
-        continue;
-      }
-      if (why != ECONNREFUSED) {
-        error = std::string("cannot connect to the rendezvous: ") + std::strerror(why);
-        return false;
-      }
-      // Nobody is there: we are.
-      Fd listener = unix_socket();
-      if (listener && bind(listener.get(), target, size) == 0 && listen(listener.get(), 256) == 0) {
-        try {
-          server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
-        } catch (const std::system_error& e) {
-          error =
-              std::string("cannot keep the rendezvous: ") + e.what() + limit_text(e.code().value());
-          return false;
-        } catch (const std::exception& e) {
-          error = std::string("cannot keep the rendezvous: ") + e.what();
-          return false;
-        }
-      } else if (errno != EADDRINUSE) {
-        error = std::string("cannot make the rendezvous: ") + std::strerror(errno);
-        return false;
-      } else {
-        usleep(1000);  // bound by another process, which is about to listen
-      }
-      continue;
-    }
-    std::int64_t pid = 0;
-    if (!same_user(socket.get(), pid, error)) {
-      error.insert(0, "the rendezvous of this job is held by somebody else: ");
-      return false;
-    }
-    Channel channel(std::move(socket), kLongestStrangerFrame);
-    Frame frame;
-    HelloMessage hello;
-    // A server that ends just now (its job is complete, or failed) leaves us without an answer: the
-    // next attempt finds no server, or the next one.
-    if (!channel.await(frame, 1000, error)) {
-      usleep(1000);
-      continue;
-    }
-    if (frame.type != type_of(MessageType::kHello) || !hello.decode(frame.payload)) {
-      error = "what answered at the rendezvous is not unjam";
-      return false;
-    }
-    if (hello.version != kProtocolVersion) {
-      error = "another rank speaks version " + std::to_string(hello.version) +
-              " of the protocol, this one " + std::to_string(kProtocolVersion) +
-              ": use one version of unjam on all ranks";
-      return false;
-    }
-    ProofMessage proof;
-    fill_random(proof.nonce, sizeof(proof.nonce));
-    proof_tag(secret, 'c', hello.nonce, proof.nonce, proof.tag);
-    channel.post(type_of(MessageType::kProof), proof.encode());
-    if (!channel.flush_all(1000, error) || !channel.await(frame, 5000, error)) {
-      usleep(1000);
-      continue;
-    }
-    ProofMessage theirs;
-    RefusedMessage refusal;
-    if (frame.type == type_of(MessageType::kRefused) && refusal.decode(frame.payload)) {
-      error = "refused at the rendezvous: " + refusal.text;
-      return false;
-    }
-    std::uint64_t expected[2];
-    proof_tag(secret, 's', hello.nonce, proof.nonce, expected);
-    if (frame.type != type_of(MessageType::kProof) || !theirs.decode(frame.payload) ||
-        !same_tag(expected, theirs.tag)) {
-      error = "the process at the rendezvous (pid " + std::to_string(pid) +
-              ") does not know this job's secret";
-      return false;
-    }
-    channel.set_longest(kLongestFrame);
-    channel_ = std::move(channel);
-    return true;
+    Fd socket;
+    attempt = find(secret, socket, error);
+    if (attempt == Attempt::kDone) attempt = greet(secret, std::move(socket), error);
+    if (attempt == Attempt::kDone) return true;
   }
+  return false;
 }
 
 void RendezvousClient::join(const JoinMessage& message, std::vector<Fd> memory) {

@@ -139,6 +139,10 @@ class RendezvousClient {
   std::map<int, Peer> peers;              // by process
 
  private:
+  enum class Attempt { kDone, kAgain, kFailed };
+  Attempt find(const JobSecret& secret, Fd& socket, std::string& error);
+  Attempt greet(const JobSecret& secret, Fd socket, std::string& error);
+
   bool take(Frame& frame, std::string& error);
   bool take_handed_over(Frame& frame);
   bool complete() const;

@@ -202,6 +202,8 @@ class World : private Rooms::Memory {
     std::string text;
   };
 
+  unjamResult_t check_join(int rank, const std::string& agreed, bool host_is_valid,
+                           std::string& error);
   std::vector<int> missing() const;
   bool know_who(std::unique_lock<std::mutex>& lock);
   // The control thread.

@@ -61,32 +61,10 @@ std::shared_ptr<World> World::by_id(const unjamUniqueId_t& id, int ranks, const 
   return world;
 }
 
-unjamResult_t World::join(int rank, const Settings& settings, std::string& error) {
+// Why a rank cannot join; where that is the meeting's end, the others hear it.
+unjamResult_t World::check_join(int rank, const std::string& agreed, bool host_is_valid,
+                                std::string& error) {
   const auto r = static_cast<std::size_t>(rank);
-  const std::string agreed = agreed_settings_text(settings);
-  std::string host;
-  const bool host_is_valid = host_id(host, error);
-  const CpuSet cpus = allowed_cpus();
-  std::unique_lock lock(mutex_);
-  if (!alone() && !connected_) {
-    if (!connecting_) {
-      connecting_ = true;
-      lock.unlock();
-      std::string why;
-      const bool met = client_.connect(*secret_, settings.init_timeout_ms, why);
-      lock.lock();
-      connected_ = met;
-      if (!met) failure_ = why;
-      changed_.notify_all();
-      if (!met) {
-        error = why;
-        return UNJAM_ERROR_SYSTEM;
-      }
-    } else {
-      changed_.wait(lock, [this] { return connected_ || !failure_.empty(); });
-    }
-  }
-  // After that, which lets go of the lock.
   if (joined_[r]) {
     error = "rank " + std::to_string(rank) +
             " has joined this job already: give every rank a number of its own";
@@ -114,6 +92,39 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     error = settings_differ_text(first_rank_, first_agreed_, rank, agreed);
     fail_meeting(error);
     return UNJAM_ERROR_MISMATCH;
+  }
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t World::join(int rank, const Settings& settings, std::string& error) {
+  const auto r = static_cast<std::size_t>(rank);
+  const std::string agreed = agreed_settings_text(settings);
+  std::string host;
+  const bool host_is_valid = host_id(host, error);
+  const CpuSet cpus = allowed_cpus();
+  std::unique_lock lock(mutex_);
+  if (!alone() && !connected_) {
+    if (!connecting_) {
+      connecting_ = true;
+      lock.unlock();
+      std::string why;
+      const bool met = client_.connect(*secret_, settings.init_timeout_ms, why);
+      lock.lock();
+      connected_ = met;
+      if (!met) failure_ = why;
+      changed_.notify_all();
+      if (!met) {
+        error = why;
+        return UNJAM_ERROR_SYSTEM;
+      }
+    } else {
+      changed_.wait(lock, [this] { return connected_ || !failure_.empty(); });
+    }
+  }
+  // After that, which lets go of the lock.
+  if (const unjamResult_t refused = check_join(rank, agreed, host_is_valid, error);
+      refused != UNJAM_SUCCESS) {
+    return refused;
   }
   std::vector<Fd> shared;
   if (!arenas_.make(rank, settings, shared, error)) {
