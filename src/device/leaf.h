@@ -1,5 +1,5 @@
-// The inner loops that move and reduce data ("leaves"): one per (protocol, dtype, op), specific to
-// the device, reached through a table once per slice.
+// The inner loops that move and reduce data ("leaves"), specific to the device: how they are
+// divided by protocol, type and operator is said in host/leaves.h and cuda/leaves/leaves.cuh.
 #pragma once
 
 #include <cstdint>

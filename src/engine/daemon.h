@@ -52,7 +52,8 @@ class Daemon {
   // (timeout_us < 0: none).
   virtual bool synchronize(std::int64_t timeout_us) = 0;
 
-  // Where threads of the host can run the engine, see HostDaemon.
+  // Where threads of the host can run the engine, see HostDaemon. ring_and_attempt() runs it in the
+  // calling thread if no other does; on CUDA it launches a daemon from there.
   virtual bool can_help() const { return false; }
   virtual void ring_and_attempt() { ring(0); }
   virtual bool help(const std::function<bool()>& /*look*/, std::uint64_t /*deadline_ns*/) {

@@ -112,8 +112,8 @@ concept MovesSlicesInAPipeline = requires(Dev& dev, std::uint32_t& count, std::u
   dev.store_block(count, value);                                    // release
 };
 
-// Batches of calls (batches.h; docs/internals/batches.md). run_batch(tries, n,
-// time_slice, end_early) fills in the ends of the tries and ends with a barrier.
+// Batches of calls (batches.h; docs/internals/batches.md). run_batch(tries, n, turn,
+// end_early) fills in the ends of the tries and ends with a barrier.
 template <class Dev>
 inline constexpr bool kDoesBatches = [] {
   if constexpr (requires { Dev::kBatches; }) return Dev::kBatches;

@@ -1,11 +1,12 @@
 // What one lane has behind it of an invocation, as executors and the engine's slices hand it to
 // each other: the one state for giving up, for going on, and for taking over.
 //
-// Executors (device/cuda/kernels: one in the call's own stream, one in the engine's blocks,
-// docs/internals/batches.md) move primitives' chunks by themselves; slices can go on from wherever
-// they stop. So what is handed over is how many chunks of each primitive are done, from the first
-// on, and no more: what was moved and is in no connector's prefix (program/slice_order.h) is not
-// done, and is moved again. An invocation is, in this lane, in one of these stages:
+// Executors (device/cuda/exec, called by device/cuda/kernels: one in the call's own stream, one in
+// the engine's blocks, docs/internals/batches.md) move primitives' chunks by themselves; slices can
+// go on from wherever they stop. So what is handed over is how many chunks of each primitive are
+// done, from the first on, and no more: what was moved and is in no connector's prefix
+// (program/slice_order.h) is not done, and is moved again. An invocation is, in this lane, in one
+// of these stages:
 //
 //   stage      what it keeps from before              who may move it, and where it goes
 //   kUntried   nothing                                any executor: kLeft or kDone; slices: kSlices

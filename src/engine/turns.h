@@ -1,6 +1,7 @@
 // A turn of an invocation, in two phases (paper Sec. 4, Algorithm 1): poll up to a threshold for
-// the slice that is next and move it, or give way. No wait for a peer is without a threshold: every
-// such loop is in wait_ready().
+// the slice that is next and move it, or give way. No wait for a peer is without a threshold, but
+// under the hold policy: every such loop of slices is in wait_ready(), and packet_leaf() counts
+// polls.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A plan as executors run it that know no slices' order but this (device/cuda/kernels): made once a
+// A plan as executors run it that know no slices' order but this (device/cuda/exec): made once a
 // plan by plan/lower.h, of one rank, without addresses. What each call adds is in device/cuda/dev/
 // stream_call.h. Nothing here says which algorithm a plan is of: what an executor does otherwise
 // for one than for another is a number, or a bit.

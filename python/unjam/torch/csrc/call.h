@@ -44,10 +44,10 @@ using namespace c10d;  // kNoTimeout and the like: global in some versions of to
                        // others
 using Clock = std::chrono::steady_clock;
 
-// On the CPU wait() blocks the calling thread, which drives the engine meanwhile. On CUDA nothing
-// is put on a stream before wait(), which orders the calling thread's current stream after the
-// operation (unjamStreamWait: whoever waits, helps). Every operation is complete on its own: no
-// stream of the library's puts one after another.
+// On the CPU wait() blocks the calling thread, which drives the engine meanwhile. On CUDA no
+// wait is put on a stream before wait() (a mark is, and a synchronous call itself), which orders
+// the calling thread's current stream after the operation (unjamStreamWait: whoever waits, helps).
+// Every operation is complete on its own: no stream of the library's puts one after another.
 //
 // On CUDA wait() mostly returns before the operation is complete, so it cannot tell that it fails
 // later: the stream goes on, without the results. Every operation is therefore looked at once more

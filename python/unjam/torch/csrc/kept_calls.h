@@ -1,4 +1,5 @@
-// Operations that nobody holds any more, and that are not complete yet.
+// Operations that are to be looked at again at their end: a stream waits for them, the library has
+// called, or nobody holds them any more.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,6 @@
 // A call as the kernels see it that do it without the engine's slices (call_in_stream.cuh,
-// packet_batch.cuh, pipelined_batch.cuh): its plan's schedule, and what host/bind.h adds.
+// packet_batch.cuh, pipelined_batch.cuh): its plan's schedule, and what host/bind.h and
+// RankMemory::address() add. Submissions beside streams have one, too: for batches.
 #pragma once
 
 #include <cstdint>

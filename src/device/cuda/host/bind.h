@@ -1,5 +1,6 @@
-// From a plan's schedule to one call of it: what the call's buffers, operator and lanes say. Where
-// the ranks' memory is, CudaDaemon fills in. Allocates nothing.
+// From a plan's schedule to one call of it: what the call's buffers, alignment and operator say.
+// Lanes, flags and where the ranks' memory is RankMemory::address() fills in; CudaDaemon::prepare()
+// calls both. Allocates nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // As call_in_stream.cuh, for what is too large for packets: what plan/lower.cc gives to slots,
-// moved as exec/slots/calls.cuh has it. No engine is handed the call, or hands it back.
+// moved as exec/slots/calls.cuh has it. No engine has a part in it, unless it gives up (below).
 //
 // Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
 // warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
