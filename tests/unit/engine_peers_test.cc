@@ -885,7 +885,8 @@ class BatchCalls : public testing::Test {
  protected:
   static constexpr std::size_t kCalls = 6;
 
-  // The uses of a key follow each other in their order. whole: 0, 1, or kPipelined, kPipelinedIfContended or kBatchTwoHops.
+  // The uses of a key follow each other in their order. whole: 0, 1, or kPipelined,
+  // kPipelinedIfContended or kBatchTwoHops.
   void submit(What what, std::size_t key, std::uint64_t n, std::uint8_t whole,
               bool peer_calls = false, std::uint64_t count = 10) {
     Use& u = uses_.emplace_back();
