@@ -400,6 +400,32 @@ TEST_P(Carried, ATruncatedMessageIsTheEndOfThePeer) {
   }
 }
 
+// A message that says it is longer than the receive it has come into, and all of whose parts agree
+// with that: its size, its preamble, and the head.
+TEST_P(Carried, AMessageLongerThanItsPlaceIsNoneOfOurs) {
+  {
+    constexpr std::uint64_t kHead = 72;
+    static constexpr std::uint32_t kClaimed = 2900;
+    faults_.received = [](void*, unsigned char* data, std::uint64_t* bytes) {
+      constexpr unsigned char kInline = 1;
+      if (*bytes <= kHead || *bytes > PluginFabric::kMessageBytes || data[4] != kInline) return;
+      *bytes = kHead + kClaimed;
+      std::memcpy(data, &kClaimed, sizeof(kClaimed));
+      std::memcpy(data + 16, &kClaimed, sizeof(kClaimed));  // Frame::bytes
+    };
+    Hosts hosts(*plugin_, 2, shape_of_slots(3000));
+    Traffic traffic(2, 2, 1000, {900u});
+    std::mt19937_64 random(base_seed());
+    const Patience patience;
+    while (hosts.gone() == 0) {
+      ASSERT_FALSE(patience.lost());
+      ASSERT_TRUE(traffic.turn(hosts, random)) << "a wrong slice, seed " << base_seed();
+    }
+    EXPECT_NE(hosts.why().find("a message that is none of ours"), std::string::npos) << hosts.why();
+  }
+  expect_clean();
+}
+
 // ---- two processes ----
 
 // A rank in a process of its own, and the way to the other one.

@@ -412,7 +412,10 @@ bool PluginFabric::take_head(Peer& peer, Receiver& r, std::size_t bytes, FabricS
   const unsigned char* const message = r.message(r.heads_taken);
   const std::uint64_t payload = bytes < kHeadBytes ? 0 : load_le(message, 4);
   const std::uint64_t is_inline = bytes < kHeadBytes ? 0 : load_le(message + 4, 4);
-  if (bytes < kHeadBytes || is_inline > 1 || payload > settings_.most_payload ||
+  // (What the receive was posted for bounds `bytes` only if the plugin keeps to it.)
+  if (bytes < kHeadBytes || bytes > kMessageBytes || is_inline > 1 ||
+      payload > (is_inline != 0 ? std::min(kInlineBytes, settings_.most_payload)
+                                : settings_.most_payload) ||
       bytes != kHeadBytes + (is_inline != 0 ? payload : 0)) {
     fail(peer, "a message that is none of ours");
     return false;
