@@ -426,6 +426,34 @@ TEST_P(Carried, AMessageLongerThanItsPlaceIsNoneOfOurs) {
   expect_clean();
 }
 
+// Whoever has said good-bye and says more: the message was taken, and its receive is not asked of
+// the plugin again.
+TEST_P(Carried, AFrameAfterTheGoodByeIsTheEndOfTheConnection) {
+  {
+    Hosts hosts(*plugin_, 2, shape_of_slots(64));
+    const Patience patience;
+    while (!hosts.fabric(0).met(1) || !hosts.fabric(1).met(0)) {
+      ASSERT_FALSE(patience.lost());
+      for (std::uint32_t r = 0; r < 2; ++r) hosts[r].courier().drive();
+    }
+    Frame bye;
+    bye.type = FrameType::kBye;  // step 0: nothing has come before it
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(hosts.fabric(0).send(1, Channel::kShort, encode(bye), nullptr, 0, 0));
+    }
+    while (hosts.fabric(1).met(0)) {
+      ASSERT_FALSE(patience.lost());
+      hosts.fabric(0).poll(hosts[0].courier());
+      hosts[1].courier().drive();
+      ASSERT_EQ(faults_.misused, 0);
+    }
+    for (int i = 0; i < 10; ++i) hosts[1].courier().drive();
+    EXPECT_EQ(hosts[1].home().left_count, 1u);
+    EXPECT_EQ(hosts[1].home().gone_count, 0u);
+  }
+  expect_clean();
+}
+
 // ---- two processes ----
 
 // A rank in a process of its own, and the way to the other one.

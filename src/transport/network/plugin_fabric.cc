@@ -423,7 +423,11 @@ bool PluginFabric::take_head(Peer& peer, Receiver& r, std::size_t bytes, FabricS
   FrameBytes head;
   std::memcpy(head.bytes, message + kPreambleBytes, kFrameBytes);
   const Landing to = sink.land(peer.number, head);
-  if (to.refused || !peer.is_open()) return false;
+  if (to.refused || !peer.is_open()) {
+    // The request is done, and must not be asked for again: nothing else may come of this peer.
+    fail(peer, "a frame after its end");
+    return false;
+  }
   if (to.bytes != payload) {
     fail(peer, "a payload of another length than its head says");
     return false;
