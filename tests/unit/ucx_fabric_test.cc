@@ -135,7 +135,7 @@ TEST(Ucx, ADescriptorWakesWhoSleeps) {
       while (stream.received <= n) {
         ASSERT_FALSE(patience.lost());
         hosts[0].courier().drive();
-        if (!hosts[1].courier().drive() && hosts.fabric(1).arm()) {
+        if (!hosts[1].courier().drive() && hosts[1].courier().arm()) {
           pollfd fd = {hosts.fabric(1).descriptor(), POLLIN, 0};
           poll(&fd, 1, 10);
         }

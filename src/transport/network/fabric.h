@@ -4,9 +4,12 @@
 // to be ordered, couriers order themselves. It never waits. Each frame comes once, whole and
 // unchanged, or the connection is broken. It need not notice a silent peer.
 //
-// One thread at a time calls it, the courier's. How two processes meet is each carrier's own
-// matter: each has an address for its peer, a few bytes that somebody else brings there. Until then
-// there is no room for any frame.
+// One thread at a time calls it: whoever drives the courier. That holds for close() and arm(), and
+// for what carriers have of their own, invite(), meet() and met(), as well. Who is not the driver
+// and wants to sleep calls Courier::arm().
+//
+// How two processes meet is each carrier's own matter: each has an address for its peer, a few
+// bytes that somebody else brings there. Until then there is no room for any frame.
 #pragma once
 
 #include <cstddef>
@@ -68,7 +71,7 @@ class Fabric {
   // What becomes readable when poll() may have something to move; -1: nothing does, so who sleeps
   // sleeps for a while only.
   virtual int descriptor() const { return -1; }
-  // To be called before one sleeps. False: poll() has something to move now.
+  // To be called before one sleeps, by Courier::arm(). False: poll() has something to move now.
   virtual bool arm() { return true; }
 };
 
