@@ -52,6 +52,15 @@ struct UcxFabric::Peer {
   Outgoing frames[kChannels][kDepth];
   std::uint32_t under_way = 0;  // not free
   std::string why;
+
+  // Frames that reap() is to see.
+  bool has_done() const {
+    const auto is_done = [](const Outgoing& o) { return o.state == Outgoing::State::kDone; };
+    return under_way != 0 &&
+           std::any_of(std::begin(frames), std::end(frames), [&](const auto& all) {
+             return std::any_of(std::begin(all), std::end(all), is_done);
+           });
+  }
 };
 
 UcxFabric::UcxFabric(const UcxLibrary& library, const UcxFabricSettings& settings)
@@ -374,7 +383,10 @@ void UcxFabric::reap() {
 }
 
 bool UcxFabric::arm() {
-  bool armed = true;
+  // What send() has found, UCX's descriptors do not tell: they would let a driver sleep over it.
+  bool armed = std::none_of(peers_.begin(), peers_.end(), [](const auto& p) {
+    return p->state == Peer::State::kFailed || p->has_done();
+  });
   for (ucx::Worker worker : workers_) armed = ucx_.worker_arm(worker) == ucx::kOk && armed;
   return armed;
 }
