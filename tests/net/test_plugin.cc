@@ -45,9 +45,11 @@ Result misuse(const char* what) {
 // Whether this call of it is to fail.
 bool fails(NetFaults::Call call) {
   NetFaults& f = faults();
-  if (f.fails != call || f.after-- > 0) return false;
-  if (logger != nullptr) logger(abi::kLogWarn, ~0ul, __FILE__, __LINE__, "a planted %s", "fault");
-  return true;
+  const bool planted = f.fails == call && f.after-- <= 0;
+  if (logger != nullptr && planted != (f.grumbles != 0)) {
+    logger(abi::kLogWarn, ~0ul, __FILE__, __LINE__, "a planted %s", planted ? "fault" : "grumble");
+  }
+  return planted;
 }
 
 struct Handle {
