@@ -1,7 +1,9 @@
 #include "transport/network/plugin_fabric.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "base/random_bytes.h"
 
@@ -39,7 +41,10 @@ struct PluginFabric::Line {
   void* listener = nullptr;
   void* comm = nullptr;
   void* request = nullptr;      // of the greeting
-  std::vector<void*> enrolled;  // as memory_, and the peer's messages last
+  std::vector<void*> enrolled;  // the peer's messages; when it is open, memory_, too
+  std::chrono::steady_clock::time_point patience_ends;  // for the greeting that is to come
+
+  void* messages() const { return enrolled.front(); }
 };
 
 struct PluginFabric::Outgoing {
@@ -98,7 +103,9 @@ struct PluginFabric::Peer {
   std::vector<unsigned char> messages;
   unsigned char* greetings = nullptr;  // a message for each line
   std::string why;
+  std::uint32_t strangers = 0;
 
+  FabricMemory own() { return {messages.data(), messages.size()}; }
   bool is_open() const { return state == State::kOpen; }
 };
 
@@ -200,15 +207,17 @@ void PluginFabric::fail(Peer& peer, const std::string& why) {
   peer.why = plugin_.title() + ": " + why;
 }
 
-bool PluginFabric::enroll(Peer& peer, Line& line) {
-  std::vector<FabricMemory> all = memory_;
-  all.push_back({peer.messages.data(), peer.messages.size()});
-  for (const FabricMemory& m : all) {
-    void* enrolled = nullptr;
-    if (!plugin_.enroll(line.comm, m.begin, m.bytes, &enrolled)) return false;
-    line.enrolled.push_back(enrolled);
-  }
+bool PluginFabric::enroll(Line& line, const FabricMemory& memory) {
+  void* enrolled = nullptr;
+  if (!plugin_.enroll(line.comm, memory.begin, memory.bytes, &enrolled)) return false;
+  line.enrolled.push_back(enrolled);
   return true;
+}
+
+// Behind the peer's messages, and behind the greeting: no stranger's connection may have them.
+bool PluginFabric::enroll_payloads(Line& line) {
+  return std::all_of(memory_.begin(), memory_.end(),
+                     [&](const FabricMemory& m) { return enroll(line, m); });
 }
 
 // What the plugin calls the memory of a payload. False: it was never told of it.
@@ -220,7 +229,7 @@ bool PluginFabric::find_memory(Peer& peer, const Line& line, const unsigned char
   if (after != memory_.begin()) {
     const FabricMemory& m = *(after - 1);
     if (at + bytes <= m.begin + m.bytes) {
-      *memory = line.enrolled[static_cast<std::size_t>(after - 1 - memory_.begin())];
+      *memory = line.enrolled[static_cast<std::size_t>(after - memory_.begin())];
       return true;
     }
   }
@@ -232,7 +241,7 @@ bool PluginFabric::connect(Peer& peer, Line& line, std::uint32_t number) {
   if (line.state == Line::State::kMeeting) {
     if (!plugin_.connect(settings_.device, peer.address.handles[number], &line.comm)) return false;
     if (line.comm == nullptr) return true;
-    if (!enroll(peer, line)) return false;
+    if (!enroll(line, peer.own())) return false;
     line.state = Line::State::kGreeting;
   }
   if (line.state != Line::State::kGreeting) return true;
@@ -241,7 +250,7 @@ bool PluginFabric::connect(Peer& peer, Line& line, std::uint32_t number) {
     store_le(text, kGreeting, 8);
     store_le(text + 8, peer.address.key, 8);
     store_le(text + 16, number, 8);
-    if (!plugin_.send(line.comm, text, kGreetingBytes, line.enrolled.back(), &line.request)) {
+    if (!plugin_.send(line.comm, text, kGreetingBytes, line.messages(), &line.request)) {
       return false;
     }
     if (line.request == nullptr) return true;
@@ -249,7 +258,9 @@ bool PluginFabric::connect(Peer& peer, Line& line, std::uint32_t number) {
   bool done = false;
   std::size_t bytes = 0;
   if (!plugin_.test(line.request, &done, &bytes)) return false;
-  if (done) line.state = Line::State::kOpen;
+  if (!done) return true;
+  if (!enroll_payloads(line)) return false;
+  line.state = Line::State::kOpen;
   return true;
 }
 
@@ -259,25 +270,30 @@ bool PluginFabric::accept(Peer& peer, Line& line, std::uint32_t number) {
   if (line.state == Line::State::kMeeting) {
     if (!plugin_.accept(line.listener, &line.comm)) return false;
     if (line.comm == nullptr) return true;
-    if (!enroll(peer, line)) return false;
+    line.patience_ends = std::chrono::steady_clock::now() +
+                         std::chrono::milliseconds(settings_.greeting_patience_ms);
+    if (!enroll(line, peer.own())) return false;
     line.state = Line::State::kGreeting;
   }
   if (line.state != Line::State::kGreeting) return true;
   if (line.request == nullptr) {
-    if (!plugin_.receive(line.comm, text, kGreetingBytes, line.enrolled.back(), &line.request)) {
+    if (!plugin_.receive(line.comm, text, kGreetingBytes, line.messages(), &line.request)) {
       return false;
     }
-    if (line.request == nullptr) return true;
   }
   bool done = false;
   std::size_t bytes = 0;
-  if (!plugin_.test(line.request, &done, &bytes)) return false;
-  if (!done) return true;
-  if (bytes != kGreetingBytes || load_le(text, 8) != kGreeting ||
-      load_le(text + 8, 8) != peer.own_key || load_le(text + 16, 8) != number) {
-    fail(peer, "somebody else has connected in the peer's place");
+  const bool lives = line.request == nullptr || plugin_.test(line.request, &done, &bytes);
+  if (lives && !done) {
+    if (std::chrono::steady_clock::now() > line.patience_ends) dismiss(peer, line);
     return true;
   }
+  if (!lives || bytes != kGreetingBytes || load_le(text, 8) != kGreeting ||
+      load_le(text + 8, 8) != peer.own_key || load_le(text + 16, 8) != number) {
+    dismiss(peer, line);
+    return true;
+  }
+  if (!enroll_payloads(line)) return false;
   line.state = Line::State::kOpen;
   // (Whether it closes is of no concern: nobody else is to connect.)
   plugin_.close_listen(line.listener);
@@ -285,12 +301,28 @@ bool PluginFabric::accept(Peer& peer, Line& line, std::uint32_t number) {
   return true;
 }
 
+// The connection of who is not the peer, or does not show it. The peer is waited for as before.
+void PluginFabric::dismiss(Peer& peer, Line& line) {
+  ++strangers_;
+  ++peer.strangers;
+  void* const listener = std::exchange(line.listener, nullptr);
+  if (!close(line, false)) {
+    // The next greeting would come to where this one still may.
+    fail(peer, "somebody else has connected in the peer's place: " + plugin_.problem());
+  }
+  line.listener = listener;
+  line.state = Line::State::kMeeting;
+}
+
 // Whether all connections are there.
 bool PluginFabric::meet_further(Peer& peer) {
   std::uint32_t open = 0;
   for (std::uint32_t n = 0; n < PluginAddress::kConnections; ++n) {
     if (!connect(peer, peer.out[n], n) || !accept(peer, peer.in[n], n)) {
-      fail(peer, "cannot connect: " + plugin_.problem());
+      fail(peer, "cannot connect: " + plugin_.problem() +
+                     (peer.strangers == 0 ? ""
+                                          : ", after " + std::to_string(peer.strangers) +
+                                                " connections that were not the peer's"));
     }
     if (peer.state != Peer::State::kMeeting) return false;
     if (peer.out[n].state == Line::State::kOpen && peer.in[n].state == Line::State::kOpen) ++open;
@@ -334,8 +366,8 @@ bool PluginFabric::post(Peer& peer, Sender& s) {
   const std::uint64_t before = s.heads_posted + s.payloads_posted;
   while (s.heads_posted != s.begun) {
     Outgoing& o = s.at(s.heads_posted);
-    if (!plugin_.send(s.heads->comm, s.message(s.heads_posted), o.head_bytes,
-                      s.heads->enrolled.back(), &o.head_request)) {
+    if (!plugin_.send(s.heads->comm, s.message(s.heads_posted), o.head_bytes, s.heads->messages(),
+                      &o.head_request)) {
       fail(peer, plugin_.problem());
       return true;
     }
@@ -388,7 +420,7 @@ bool PluginFabric::post(Peer& peer, Receiver& r) {
   for (; r.heads_posted - r.heads_taken != depth_; ++r.heads_posted) {
     void*& request = r.head_requests[r.heads_posted % depth_];
     if (!plugin_.receive(r.heads->comm, r.message(r.heads_posted), kMessageBytes,
-                         r.heads->enrolled.back(), &request)) {
+                         r.heads->messages(), &request)) {
       fail(peer, plugin_.problem());
       return true;
     }
@@ -498,14 +530,21 @@ bool PluginFabric::poll(FabricSink& sink) {
 
 // ---- closing ----
 
-// What does not close is over all the same: there is nothing else to do about it.
-void PluginFabric::close(Line& line, bool sends) {
+// What does not close is over all the same. Whether no memory is read or written any more by it:
+// either its end or that of each registration sees to that.
+bool PluginFabric::close(Line& line, bool sends) {
+  bool through = true;
   if (line.comm != nullptr) {
-    for (void* const memory : line.enrolled) plugin_.dismiss(line.comm, memory);
-    sends ? plugin_.close_send(line.comm) : plugin_.close_receive(line.comm);
+    bool dismissed = true;
+    for (void* const memory : line.enrolled) {
+      if (!plugin_.dismiss(line.comm, memory)) dismissed = false;
+    }
+    through =
+        (sends ? plugin_.close_send(line.comm) : plugin_.close_receive(line.comm)) || dismissed;
   }
   if (line.listener != nullptr) plugin_.close_listen(line.listener);
   line = {};
+  return through;
 }
 
 void PluginFabric::close(std::uint32_t p) {
