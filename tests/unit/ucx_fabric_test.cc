@@ -181,6 +181,27 @@ TEST(Ucx, NobodySleepsOverWhatIsDone) {
   }));
 }
 
+// Frames that were under way when their connection was closed are still UCX's, until it says that
+// they are not.
+TEST(Ucx, MemoryIsFreeWhenAllIsDrained) {
+  UNJAM_SKIP_WITHOUT(with_ucx(1, [](Child&, const UcxLibrary& ucx) {
+    Hosts hosts(ucx, 2, shape_of_slots(300000));
+    EXPECT_FALSE(hosts.fabric(0).drained(1)) << "it is open";
+    // (Nobody drives the receiver, so all this cannot have gone.)
+    const std::vector<unsigned char> payload(300000);
+    for (std::uint64_t n = 0; n < 32; ++n) {
+      ASSERT_TRUE(hosts.fabric(0).send(1, Channel::kBulk, {}, payload.data(), 300000, n));
+    }
+    hosts.fabric(0).close(1);
+    EXPECT_FALSE(hosts.fabric(0).drained(1));
+    const Patience patience;
+    while (!hosts.fabric(0).drained(1)) {
+      ASSERT_FALSE(patience.lost());
+      hosts[0].courier().drive();
+    }
+  }));
+}
+
 // Signal handlers and the C library are as they were, and loading it starts no thread.
 TEST(Ucx, LeavesTheProcessAlone) {
   const auto threads = [] {

@@ -64,9 +64,12 @@ class Fabric {
                     const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) = 0;
   // Moves what can be moved now. Whether it has moved anything.
   virtual bool poll(FabricSink& sink) = 0;
-  // By force: no payload of this connection is read or written any more. Called within poll(), that
-  // holds when poll() returns.
+  // By force: the sink hears of this connection no more. A network may still be at the memory of
+  // its payloads: that may be reused or freed when drained() says so, which may take calls of
+  // poll().
   virtual void close(std::uint32_t peer) = 0;
+  // After close(): no payload of this connection is read or written any more.
+  virtual bool drained(std::uint32_t) const { return true; }
 
   // What becomes readable when poll() may have something to move; -1: nothing does, so who sleeps
   // sleeps for a while only.

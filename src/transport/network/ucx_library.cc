@@ -81,7 +81,6 @@ const UcxLibrary* UcxLibrary::load(const std::string& file, std::string& error) 
   find("ucp_ep_create", f.ep_create);
   find("ucp_ep_close_nbx", f.ep_close_nbx);
   find("ucp_am_send_nbx", f.am_send_nbx);
-  find("ucp_request_check_status", f.request_check_status);
   find("ucp_request_free", f.request_free);
   find("ucs_status_string", f.status_string);
   const std::string need = std::to_string(kMajor) + "." + std::to_string(kOldestMinor);
