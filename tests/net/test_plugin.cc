@@ -229,7 +229,7 @@ Result forget_memory(void* comm, void* memory) {
   --m->of->memories;
   --faults().registered;
   delete m;
-  return kOk;
+  return faults().stays_registered != 0 ? kSystemError : kOk;
 }
 
 Result begin_request(void* comm, void* data, std::uint64_t bytes, void* memory, void** request,
@@ -294,7 +294,7 @@ Result close_connection(void* comm, bool sends) {
   ::close(c->fd);
   delete c;
   --faults().open;
-  return kOk;
+  return faults().stays_open != 0 ? kSystemError : kOk;
 }
 
 Result close_listener(void* listener) {

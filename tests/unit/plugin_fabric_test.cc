@@ -310,6 +310,33 @@ TEST_P(Carried, AStrangersConnectionIsNotTakenForAPeers) {
   }
 }
 
+// Whoever cannot end a connection may end what was registered with it, or the other way round.
+// Where both fail, memory stays where it is.
+TEST_P(Carried, WhatDoesNotEndKeepsItsMemory) {
+  if (kSanitized) GTEST_SKIP() << "leaks, as it has to";
+  for (int what = 0; what < 4; ++what) {
+    SCOPED_TRACE(what);
+    {
+      Hosts hosts(*plugin_, 2, shape_of_slots(64));
+      const Patience patience;
+      while (!hosts.fabric(0).met(1)) {
+        ASSERT_FALSE(patience.lost());
+        for (std::uint32_t r = 0; r < 2; ++r) hosts[r].courier().drive();
+      }
+      EXPECT_FALSE(hosts.fabric(0).drained(1)) << "it is open";
+      faults_.stays_registered = what & 1;
+      faults_.stays_open = what & 2;
+      hosts.fabric(0).close(1);
+      faults_.stays_registered = faults_.stays_open = 0;
+      EXPECT_EQ(hosts.fabric(0).drained(1), what != 3);
+      hosts.fabric(0).close(1);
+      EXPECT_EQ(hosts.fabric(0).drained(1), what != 3);
+      hosts[0].courier().drive();
+    }
+    expect_clean();
+  }
+}
+
 // Until a greeting has come, or went, a connection has nothing but messages registered with it.
 TEST_P(Carried, MemoryIsRegisteredForWhoIsProvedToBeThePeer) {
   faults_.no_room = 100;  // no greeting goes
@@ -474,6 +501,7 @@ TEST_P(Carried, AFrameAfterTheGoodByeIsTheEndOfTheConnection) {
       ASSERT_EQ(faults_.misused, 0);
     }
     for (int i = 0; i < 10; ++i) hosts[1].courier().drive();
+    EXPECT_TRUE(hosts.fabric(1).drained(0)) << "the courier, for which it has left, closes nothing";
     EXPECT_EQ(hosts[1].home().left_count, 1u);
     EXPECT_EQ(hosts[1].home().gone_count, 0u);
   }

@@ -29,6 +29,11 @@ std::uint64_t load_le(const unsigned char* from, std::uint32_t bytes) {
   return value;
 }
 
+// A network may still write there, and nobody else may ever have it.
+void leak(std::vector<unsigned char>& memory) {
+  static_cast<void>(new std::vector<unsigned char>(std::move(memory)));
+}
+
 constexpr std::uint32_t kHeads = 0, kPayloads = 1;  // of a channel's connections
 std::uint32_t number_of(std::uint32_t channel, std::uint32_t what) { return 2 * channel + what; }
 
@@ -104,6 +109,7 @@ struct PluginFabric::Peer {
   unsigned char* greetings = nullptr;  // a message for each line
   std::string why;
   std::uint32_t strangers = 0;
+  bool undead = false;  // of a connection, nobody knows whether it has ended
 
   FabricMemory own() { return {messages.data(), messages.size()}; }
   bool is_open() const { return state == State::kOpen; }
@@ -146,6 +152,9 @@ std::unique_ptr<PluginFabric> PluginFabric::make(NetPlugin& plugin,
 
 PluginFabric::~PluginFabric() {
   for (std::uint32_t p = 0; p < settings_.processes; ++p) close(p);
+  if (std::any_of(peers_.begin(), peers_.end(), [](const auto& p) { return p->undead; })) {
+    leak(waste_);
+  }
 }
 
 // ---- meeting ----
@@ -308,6 +317,7 @@ void PluginFabric::dismiss(Peer& peer, Line& line) {
   void* const listener = std::exchange(line.listener, nullptr);
   if (!close(line, false)) {
     // The next greeting would come to where this one still may.
+    peer.undead = true;
     fail(peer, "somebody else has connected in the peer's place: " + plugin_.problem());
   }
   line.listener = listener;
@@ -523,6 +533,8 @@ bool PluginFabric::poll(FabricSink& sink) {
       moved = true;
       peer.state = Peer::State::kOver;
       sink.broken(peer.number, peer.why.c_str());
+      // (A sink that was through with the peer does not close it.)
+      if (peer.state == Peer::State::kOver) close(peer.number);
     }
   }
   return moved;
@@ -549,9 +561,14 @@ bool PluginFabric::close(Line& line, bool sends) {
 
 void PluginFabric::close(std::uint32_t p) {
   Peer& peer = *peers_[p];
-  for (Line& line : peer.out) close(line, true);
-  for (Line& line : peer.in) close(line, false);
+  for (Line& line : peer.out) peer.undead = !close(line, true) || peer.undead;
+  for (Line& line : peer.in) peer.undead = !close(line, false) || peer.undead;
+  if (peer.undead && !peer.messages.empty()) leak(peer.messages);
   peer.state = Peer::State::kClosed;
+}
+
+bool PluginFabric::drained(std::uint32_t p) const {
+  return peers_[p]->state == Peer::State::kClosed && !peers_[p]->undead;
 }
 
 }  // namespace unjam

@@ -72,6 +72,10 @@ class PluginFabric final : public Fabric {
             const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) override;
   bool poll(FabricSink& sink) override;
   void close(std::uint32_t peer) override;
+  // False for good where the plugin has failed to end a connection and what was registered with it:
+  // a network may write there. Then the fabric's own buffers stay allocated, even beyond its end,
+  // and so has the memory that the settings name.
+  bool drained(std::uint32_t peer) const override;
 
   // Connections that were dismissed.
   std::uint64_t strangers() const { return strangers_; }
