@@ -70,8 +70,9 @@ class Hosts {
         if (!fabrics_[a]->invite(b, &of_a, error) || !fabrics_[b]->invite(a, &of_b, error)) {
           return false;
         }
-        fabrics_[a]->meet(b, of_b);
-        fabrics_[b]->meet(a, of_a);
+        if (!fabrics_[a]->meet(b, of_b, error) || !fabrics_[b]->meet(a, of_a, error)) {
+          return false;
+        }
       }
     }
     return true;
@@ -277,7 +278,8 @@ TEST_P(Carried, AStrangersConnectionIsNotTakenForAPeers) {
       rank.begin(*fabric);
       PluginAddress address;
       ASSERT_TRUE(fabric->invite(1, &address, error)) << error;
-      fabric->meet(1, address);  // (it meets itself: that is its peer here)
+      ASSERT_TRUE(fabric->meet(1, address, error))
+          << error;  // (it meets itself: that is its peer here)
       void* comm = nullptr;
       ASSERT_TRUE(plugin_->connect(0, address.handles[0], &comm));
       ASSERT_NE(comm, nullptr);
@@ -308,6 +310,47 @@ TEST_P(Carried, AStrangersConnectionIsNotTakenForAPeers) {
     }
     expect_clean();
   }
+}
+
+TEST_P(Carried, AnAddressIsNotBelieved) {
+  {
+    CarriedRank rank(shape_of_slots(64), 2, 0);
+    std::string error;
+    const auto fabric = fabric_of(*plugin_, rank, 2, error);
+    ASSERT_NE(fabric, nullptr) << error;
+    PluginAddress address;
+    EXPECT_FALSE(fabric->meet(1, address, error));
+    EXPECT_EQ(error, "process 1 was not invited, or was met before");
+    ASSERT_TRUE(fabric->invite(1, &address, error)) << error;
+    for (std::size_t n = 0; n < sizeof(address); ++n) {
+      PluginAddress changed = address;
+      reinterpret_cast<unsigned char*>(&changed)[n] ^= 1;
+      ASSERT_FALSE(fabric->meet(1, changed, error)) << "byte " << n;
+      EXPECT_EQ(error, "the address of process 1 is none of a network plugin's, or was damaged");
+    }
+    // Of another version, and of another size.
+    const int other = GetParam() == NetPlugin::kNewest ? NetPlugin::kOldest : NetPlugin::kNewest;
+    {
+      const auto plugin = NetPlugin::load(net_plugin_file(other), error);
+      ASSERT_NE(plugin, nullptr) << error;
+      const auto of_other = fabric_of(*plugin, rank, 2, error);
+      ASSERT_NE(of_other, nullptr) << error;
+      PluginAddress foreign;
+      ASSERT_TRUE(of_other->invite(1, &foreign, error)) << error;
+      EXPECT_FALSE(fabric->meet(1, foreign, error));
+      EXPECT_EQ(error, "process 1 uses the network plugin unjam-test, v" + std::to_string(other) +
+                           ", and here it is " + plugin_->title() + ". Give both the same one");
+    }
+    CarriedRank longer(shape_of_slots(128), 2, 1);
+    const auto of_longer = fabric_of(*plugin_, longer, 2, error);
+    ASSERT_NE(of_longer, nullptr) << error;
+    PluginAddress foreign;
+    ASSERT_TRUE(of_longer->invite(0, &foreign, error)) << error;
+    EXPECT_FALSE(fabric->meet(1, foreign, error));
+    EXPECT_NE(error.find("at most 128 bytes, and here it is 64"), std::string::npos) << error;
+    EXPECT_TRUE(fabric->meet(1, address, error)) << error;
+  }
+  expect_clean();
 }
 
 // Whoever cannot end a connection may end what was registered with it, or the other way round.
@@ -528,7 +571,7 @@ struct Alone {
     if (!fabric->invite(1 - self, &mine, error)) unjam_test::fail(error);
     write_all(to_other, &mine, sizeof(mine));
     read_all(to_other, &theirs, sizeof(theirs));
-    fabric->meet(1 - self, theirs);
+    if (!fabric->meet(1 - self, theirs, error)) unjam_test::fail(error);
   }
 };
 

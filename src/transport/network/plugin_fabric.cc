@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
+#include "base/hash.h"
 #include "base/random_bytes.h"
 
 namespace unjam {
@@ -27,6 +31,16 @@ std::uint64_t load_le(const unsigned char* from, std::uint32_t bytes) {
   std::uint64_t value = 0;
   for (std::uint32_t i = 0; i < bytes; ++i) value |= std::uint64_t{from[i]} << 8 * i;
   return value;
+}
+
+// (Without padding, whose bytes nobody knows.)
+static_assert(std::has_unique_object_representations_v<PluginAddress>);
+std::uint64_t checksum_of(const PluginAddress& address) {
+  constexpr std::size_t kFirst = offsetof(PluginAddress, key);
+  return hash_bytes({reinterpret_cast<const char*>(&address) + kFirst, sizeof(address) - kFirst});
+}
+std::string plugin_of(const PluginAddress& address) {
+  return {address.plugin, strnlen(address.plugin, sizeof(address.plugin))};
 }
 
 // A network may still write there, and nobody else may ever have it.
@@ -165,9 +179,8 @@ bool PluginFabric::invite(std::uint32_t p, PluginAddress* address, std::string& 
     error = "process " + std::to_string(p) + " was invited before";
     return false;
   }
-  *address = {};
-  fill_random(&address->key, sizeof(address->key));
-  peer.own_key = address->key;
+  fill_random(&peer.own_key, sizeof(peer.own_key));
+  *address = address_of(peer.own_key);
   for (std::uint32_t n = 0; n < PluginAddress::kConnections; ++n) {
     if (!plugin_.listen(settings_.device, address->handles[n], &peer.in[n].listener)) {
       error = plugin_.title() + " cannot listen: " + plugin_.problem() + ". Check its device " +
@@ -177,6 +190,7 @@ bool PluginFabric::invite(std::uint32_t p, PluginAddress* address, std::string& 
       return false;
     }
   }
+  address->checksum = checksum_of(*address);
   // Messages, of both directions and channels, and the greetings.
   const std::size_t each = std::size_t{depth_} * kMessageBytes;
   const std::size_t lines = 2 * PluginAddress::kConnections;
@@ -199,13 +213,45 @@ bool PluginFabric::invite(std::uint32_t p, PluginAddress* address, std::string& 
   return true;
 }
 
-void PluginFabric::meet(std::uint32_t p, const PluginAddress& address) {
+// But for the handles and the checksum.
+PluginAddress PluginFabric::address_of(std::uint64_t key) const {
+  PluginAddress address;
+  address.key = key;
+  address.version = static_cast<std::uint32_t>(plugin_.version());
+  address.most_payload = settings_.most_payload;
+  plugin_.name().copy(address.plugin, sizeof(address.plugin));
+  return address;
+}
+
+bool PluginFabric::meet(std::uint32_t p, const PluginAddress& address, std::string& error) {
   Peer& peer = *peers_[p];
-  if (peer.state != Peer::State::kInvited) return;
+  const std::string of_peer = "process " + std::to_string(p);
+  if (peer.state != Peer::State::kInvited) {
+    error = of_peer + " was not invited, or was met before";
+    return false;
+  }
+  if (address.magic != PluginAddress::kMagic || address.checksum != checksum_of(address)) {
+    error = "the address of " + of_peer + " is none of a network plugin's, or was damaged";
+    return false;
+  }
+  const PluginAddress mine = address_of(0);
+  if (plugin_of(address) != plugin_of(mine) || address.version != mine.version) {
+    error = of_peer + " uses the network plugin " + plugin_of(address) + ", v" +
+            std::to_string(address.version) + ", and here it is " + plugin_.title() +
+            ". Give both the same one";
+    return false;
+  }
+  if (address.most_payload != mine.most_payload) {
+    error = of_peer + " sends slices of at most " + std::to_string(address.most_payload) +
+            " bytes, and here it is " + std::to_string(mine.most_payload) +
+            ". Give both the same sizes of slots";
+    return false;
+  }
   peer.address = address;
   for (Line& line : peer.out) line.state = Line::State::kMeeting;
   for (Line& line : peer.in) line.state = Line::State::kMeeting;
   peer.state = Peer::State::kMeeting;
+  return true;
 }
 
 bool PluginFabric::met(std::uint32_t p) const { return peers_[p]->is_open(); }

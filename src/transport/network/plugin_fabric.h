@@ -44,10 +44,18 @@ struct PluginFabricSettings {
   std::uint32_t greeting_patience_ms = 10'000;
 };
 
-// What a peer has to be told before it can connect: bytes, to be handed over as they are.
+// What a peer has to be told before it can connect: bytes, to be handed over as they are, in a way
+// that nobody else can write to. The checksum finds what was damaged, not what was forged.
 struct PluginAddress {
   static constexpr std::uint32_t kConnections = 2 * kChannels;
+  static constexpr std::uint64_t kMagic = 0x3161'7067'6d6a'6e75ull;  // "unjmgpa1"
+  std::uint64_t magic = kMagic;
+  std::uint64_t checksum = 0;  // of all that follows
   std::uint64_t key = 0;
+  // What both ends have to agree about.
+  std::uint32_t version = 0;  // of the ABI
+  std::uint32_t most_payload = 0;
+  char plugin[32] = {};  // the beginning of its name, and zeros
   alignas(NetPlugin::kHandleAlignment) unsigned char handles[kConnections]
                                                             [NetPlugin::kHandleBytes] = {};
 };
@@ -63,8 +71,9 @@ class PluginFabric final : public Fabric {
 
   // Listens for the peer. Once, at most, for each.
   bool invite(std::uint32_t peer, PluginAddress* address, std::string& error);
-  // After invite(): the address that the peer has for us. poll() does the rest.
-  void meet(std::uint32_t peer, const PluginAddress& address);
+  // After invite(): the address that the peer has for us. poll() does the rest. False: `error` says
+  // what is wrong with it, and nothing has changed.
+  bool meet(std::uint32_t peer, const PluginAddress& address, std::string& error);
   // Whether frames can be sent and have a way back.
   bool met(std::uint32_t peer) const;
 
@@ -90,6 +99,7 @@ class PluginFabric final : public Fabric {
 
   PluginFabric(NetPlugin& plugin, const PluginFabricSettings& settings);
 
+  PluginAddress address_of(std::uint64_t key) const;
   void fail(Peer& peer, const std::string& why);
   bool enroll(Line& line, const FabricMemory& memory);
   bool enroll_payloads(Line& line);

@@ -39,7 +39,8 @@ class UcxFabric final : public Fabric {
                                          const UcxFabricSettings& settings, std::string& error);
   ~UcxFabric() override;
 
-  // What the peer has to be told: bytes.
+  // What the peer has to be told: bytes, to be handed over as they are, in a way that nobody else
+  // can write to.
   std::string invite(std::uint32_t peer);
   // What the peer has for us. False: `error` says why.
   bool meet(std::uint32_t peer, const std::string& address, std::string& error);
