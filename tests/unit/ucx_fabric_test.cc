@@ -269,6 +269,19 @@ TEST(Ucx, WhatCannotBeIsSaid) {
   }));
 }
 
+// Who has a copy already uses it, whatever is asked for, and says which one that is.
+TEST(Ucx, NamesTheFileThatWasLoaded) {
+  UNJAM_SKIP_WITHOUT(with_ucx(1, [](Child&, const UcxLibrary& ucx) {
+    std::string error;
+    const UcxLibrary* const again = UcxLibrary::load("/nowhere/libucp.so.0", error);
+    ASSERT_NE(again, nullptr) << error;
+    EXPECT_TRUE(again->was_there());
+    EXPECT_EQ(again->file(), ucx.file());
+    EXPECT_EQ(again->title().find("nowhere"), std::string::npos) << again->title();
+    EXPECT_EQ(access(ucx.file().c_str(), R_OK), 0) << ucx.file();
+  }));
+}
+
 // A frame with another key than its sender was told, one of an impossible sender, and one that says
 // of its payload what is not so.
 TEST(Ucx, WrongMessagesAreNotBelieved) {
