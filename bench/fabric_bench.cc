@@ -223,7 +223,7 @@ class OverPlugin final : public Carried {
     const std::string text =
         exchanged(to_other, {reinterpret_cast<const char*>(&mine), sizeof(mine)});
     std::memcpy(&theirs, text.data(), sizeof(theirs));
-    fabric_->meet(other_, theirs);
+    if (!fabric_->meet(other_, theirs, error)) stop(error);
     while (!fabric_->met(other_)) poll();
   }
 

@@ -29,6 +29,8 @@ struct NetFaults {
   std::atomic<std::uint32_t> delay{0};    // tests that say "not yet" of what is done
   std::atomic<std::uint32_t> not_yet{0};  // calls of connect that say "not yet"
   std::atomic<int> no_devices{0}, no_host_memory{0};
+  std::atomic<int> stays_registered{0}, stays_open{0};  // that is, deregMr and closing give errors
+  std::atomic<int> grumbles{0};  // warns of what succeeds, and fails without a word
   // Called with each message that has come; may change it, and how long it is said to be.
   void (*received)(void* context, unsigned char* data, std::uint64_t* bytes) = nullptr;
   void* context = nullptr;

@@ -45,9 +45,11 @@ Result misuse(const char* what) {
 // Whether this call of it is to fail.
 bool fails(NetFaults::Call call) {
   NetFaults& f = faults();
-  if (f.fails != call || f.after-- > 0) return false;
-  if (logger != nullptr) logger(abi::kLogWarn, ~0ul, __FILE__, __LINE__, "a planted %s", "fault");
-  return true;
+  const bool planted = f.fails == call && f.after-- <= 0;
+  if (logger != nullptr && planted != (f.grumbles != 0)) {
+    logger(abi::kLogWarn, ~0ul, __FILE__, __LINE__, "a planted %s", planted ? "fault" : "grumble");
+  }
+  return planted;
 }
 
 struct Handle {
@@ -227,7 +229,7 @@ Result forget_memory(void* comm, void* memory) {
   --m->of->memories;
   --faults().registered;
   delete m;
-  return kOk;
+  return faults().stays_registered != 0 ? kSystemError : kOk;
 }
 
 Result begin_request(void* comm, void* data, std::uint64_t bytes, void* memory, void** request,
@@ -292,7 +294,7 @@ Result close_connection(void* comm, bool sends) {
   ::close(c->fd);
   delete c;
   --faults().open;
-  return kOk;
+  return faults().stays_open != 0 ? kSystemError : kOk;
 }
 
 Result close_listener(void* listener) {

@@ -251,7 +251,9 @@ class Networks {
     for (std::uint32_t h = 0; h < kHosts; ++h) {
       EXPECT_TRUE(fabric(h).invite(1 - h, &address[h], error)) << error;
     }
-    for (std::uint32_t h = 0; h < kHosts; ++h) fabric(h).meet(1 - h, address[1 - h]);
+    for (std::uint32_t h = 0; h < kHosts; ++h) {
+      EXPECT_TRUE(fabric(h).meet(1 - h, address[1 - h], error)) << error;
+    }
   }
 
   const Case case_;

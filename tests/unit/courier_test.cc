@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "tests/net/carried_rank.h"
 #include "tests/support/job.h"
 #include "tests/support/network_world.h"
 #include "transport/announcement.h"
@@ -812,6 +813,51 @@ TEST_F(Forged, FramesOfAnyBytesWriteNothingWrong) {
   EXPECT_GT(taken, 1000u);
   EXPECT_GT(dropped, 1000u);
   EXPECT_GT(refused, 1000u);
+}
+
+// A fabric whose poll() has somebody else arm it: as it is when another thread drives.
+class ArmedWithin final : public Fabric {
+ public:
+  bool send(std::uint32_t, Channel, const FrameBytes&, const unsigned char*, std::uint32_t,
+            std::uint64_t) override {
+    return false;
+  }
+  bool poll(FabricSink&) override {
+    polling_ = true;
+    within = courier->arm();
+    polling_ = false;
+    return false;
+  }
+  void close(std::uint32_t) override {}
+  bool arm() override {
+    EXPECT_FALSE(polling_) << "two at a time";
+    ++arms;
+    return has_nothing;
+  }
+
+  Courier* courier = nullptr;
+  bool within = true, has_nothing = true;
+  int arms = 0;
+
+ private:
+  bool polling_ = false;
+};
+
+TEST(Courier, IsArmedByItsDriverAlone) {
+  ArmedWithin fabric;
+  CarriedRank rank(small_network_shape(), 2, 0);
+  rank.begin(fabric);
+  fabric.courier = &rank.courier();
+  rank.courier().drive();
+  EXPECT_FALSE(fabric.within);
+  EXPECT_EQ(fabric.arms, 0);
+  EXPECT_TRUE(rank.courier().arm());
+  fabric.has_nothing = false;
+  EXPECT_FALSE(rank.courier().arm());
+  EXPECT_EQ(fabric.arms, 2);
+  fabric.within = true;
+  rank.courier().drive();  // the right to drive was given back
+  EXPECT_FALSE(fabric.within);
 }
 
 }  // namespace

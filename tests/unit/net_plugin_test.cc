@@ -169,6 +169,26 @@ TEST_P(OfVersion, WhatFailsIsSaidWithItsCure) {
   EXPECT_EQ(plugin->problem(), "listen() gives 6 (remote error); it says: a planted fault");
 }
 
+// What a plugin has warned of before, of another connection, is not said of a failure that it says
+// nothing of.
+TEST_P(OfVersion, AFailureIsToldWithItsOwnWords) {
+  const auto plugin = load();
+  ASSERT_NE(plugin, nullptr);
+  alignas(16) unsigned char handle[NetPlugin::kHandleBytes];
+  void* listener = nullptr;
+  faults_.fails = NetFaults::kListen;
+  EXPECT_FALSE(plugin->listen(0, handle, &listener));
+  faults_.grumbles = 1;  // and the last failure is another one's
+  EXPECT_FALSE(plugin->listen(0, handle, &listener));
+  EXPECT_EQ(plugin->problem(), "listen() gives 6 (remote error)");
+  faults_.fails = NetFaults::kConnect;
+  ASSERT_TRUE(plugin->listen(0, handle, &listener));
+  void* comm = nullptr;
+  EXPECT_FALSE(plugin->connect(0, handle, &comm));
+  EXPECT_EQ(plugin->problem(), "connect() gives 6 (remote error)");
+  EXPECT_TRUE(plugin->close_listen(listener));
+}
+
 INSTANTIATE_TEST_SUITE_P(Abi, OfVersion,
                          testing::Range(NetPlugin::kOldest, NetPlugin::kNewest + 1));
 

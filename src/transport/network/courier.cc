@@ -11,14 +11,14 @@ namespace {
 
 // Queues of connectors: linked by a member of theirs, each in one once at most.
 template <class T, class Fifo>
-void push(Fifo& fifo, T* all, std::uint32_t i, std::uint32_t T::* next) {
+void push(Fifo& fifo, T* all, std::uint32_t i, std::uint32_t T::*next) {
   constexpr std::uint32_t kNone = 0xffffffff;
   all[i].*next = kNone;
   (fifo.head == kNone ? fifo.head : all[fifo.tail].*next) = i;
   fifo.tail = i;
 }
 template <class T, class Fifo>
-std::uint32_t pop(Fifo& fifo, T* all, std::uint32_t T::* next) {
+std::uint32_t pop(Fifo& fifo, T* all, std::uint32_t T::*next) {
   const std::uint32_t i = fifo.head;
   fifo.head = all[i].*next;
   return i;
@@ -170,9 +170,20 @@ void Courier::leave(std::uint32_t peer) { store_release(peers_[peer].leaves, 1u)
 
 // ---- driving ----
 
+// The exchange acquires, and the store that ends it releases: drivers follow each other.
+bool Courier::take_driving() {
+  return load_relaxed(driven_) == 0 && compare_exchange(driven_, 0u, 1u);
+}
+
+bool Courier::arm() {
+  if (!take_driving()) return false;
+  const bool armed = fabric_.arm();
+  store_release(driven_, 0u);
+  return armed;
+}
+
 bool Courier::drive() {
-  // The exchange acquires, the store releases: drivers follow each other.
-  if (load_relaxed(driven_) != 0 || !compare_exchange(driven_, 0u, 1u)) return false;
+  if (!take_driving()) return false;
   bool moved = fabric_.poll(*this);
   if (look()) moved = true;
   for (std::uint32_t p = 0; p < processes_; ++p) {

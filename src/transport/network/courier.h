@@ -111,6 +111,10 @@ class Courier final : public FabricSink {
   // Moves what can be moved now, and never waits. Whether anything has moved; false, too, if
   // another thread is at it, who may have looked before what this one knows of was there.
   bool drive();
+  // To be called before one sleeps on the fabric's descriptor(), as drive() is, since the fabric
+  // has one caller at a time. False: drive again, there is something to move, or another thread is
+  // at it.
+  bool arm();
   // Something was announced in a mirror.
   void announced();
   // Says good-bye to the peer when all that lanes have posted until then has gone out.
@@ -205,6 +209,7 @@ class Courier final : public FabricSink {
   };
 
   void carve(Carver& carver);
+  bool take_driving();
   Route* route(std::uint32_t rank, std::uint32_t peer, std::uint32_t lane) const;
   bool look();
   bool look(Route& r);

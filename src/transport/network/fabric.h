@@ -4,9 +4,12 @@
 // to be ordered, couriers order themselves. It never waits. Each frame comes once, whole and
 // unchanged, or the connection is broken. It need not notice a silent peer.
 //
-// One thread at a time calls it, the courier's. How two processes meet is each carrier's own
-// matter: each has an address for its peer, a few bytes that somebody else brings there. Until then
-// there is no room for any frame.
+// One thread at a time calls it: whoever drives the courier. That holds for close() and arm(), and
+// for what carriers have of their own, invite(), meet() and met(), as well. Who is not the driver
+// and wants to sleep calls Courier::arm().
+//
+// How two processes meet is each carrier's own matter: each has an address for its peer, a few
+// bytes that somebody else brings there. Until then there is no room for any frame.
 #pragma once
 
 #include <cstddef>
@@ -61,14 +64,17 @@ class Fabric {
                     const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) = 0;
   // Moves what can be moved now. Whether it has moved anything.
   virtual bool poll(FabricSink& sink) = 0;
-  // By force: no payload of this connection is read or written any more. Called within poll(), that
-  // holds when poll() returns.
+  // By force: the sink hears of this connection no more. A network may still be at the memory of
+  // its payloads: that may be reused or freed when drained() says so, which may take calls of
+  // poll().
   virtual void close(std::uint32_t peer) = 0;
+  // After close(): no payload of this connection is read or written any more.
+  virtual bool drained(std::uint32_t) const { return true; }
 
   // What becomes readable when poll() may have something to move; -1: nothing does, so who sleeps
   // sleeps for a while only.
   virtual int descriptor() const { return -1; }
-  // To be called before one sleeps. False: poll() has something to move now.
+  // To be called before one sleeps, by Courier::arm(). False: poll() has something to move now.
   virtual bool arm() { return true; }
 };
 

@@ -99,10 +99,12 @@ Result irecv(Result (*f)(void*, int, void**, std::size_t*, int*, void**, void**,
 
 }  // namespace any
 
-// What the plugin has said last in this thread, and what has failed in it. Loggers get nothing that
-// tells whose they are, and errors are asked for by the thread that has got them.
+// What the plugin has said in this thread since a call has returned, and what has failed in it with
+// what was said then. Loggers get nothing that tells whose they are, and errors are asked for by
+// the thread that has got them. A call that succeeds ends what was said: it is nobody else's.
 struct LastWords {
   char warning[256] = {};
+  char said[256] = {};
   const char* call = "";
   int result = 0;
 };
@@ -122,6 +124,8 @@ void note_warning(int level, unsigned long, const char*, int, const char* format
     if (static_cast<unsigned char>(*c) < ' ') *c = ' ';
   }
 }
+
+constexpr abi::Result kInternalError = 3;
 
 abi::Result profile_nothing(void**, int, void*, std::int64_t, void*) { return 0; }
 
@@ -237,8 +241,8 @@ class Loaded final : public NetPlugin {
 
   bool listen(int device, void* handle, void** listener) override {
     *listener = nullptr;
-    return well("listen", any::listen(table_.listen, context_, device, handle, listener)) &&
-           there("listen", *listener);
+    const abi::Result result = any::listen(table_.listen, context_, device, handle, listener);
+    return well("listen", result == 0 && *listener == nullptr ? kInternalError : result);
   }
   bool connect(int device, void* handle, void** comm) override {
     *comm = nullptr;
@@ -280,12 +284,15 @@ class Loaded final : public NetPlugin {
 
  private:
   static bool well(const char* call, abi::Result result) {
-    if (result == 0) return true;
-    last_words().call = call;
-    last_words().result = result;
-    return false;
+    LastWords& words = last_words();
+    if (result != 0) {
+      words.call = call;
+      words.result = result;
+      std::memcpy(words.said, words.warning, sizeof(words.said));
+    }
+    words.warning[0] = 0;
+    return result == 0;
   }
-  static bool there(const char* call, const void* what) { return what != nullptr || well(call, 3); }
 
   const Table& table_;  // in the library, which stays
   void* context_ = nullptr;
@@ -333,7 +340,7 @@ std::string NetPlugin::problem() const {
   const LastWords& words = last_words();
   std::string text = std::string(words.call) + "() gives " + std::to_string(words.result) + " (" +
                      meaning(words.result) + ")";
-  if (words.warning[0] != 0) text += std::string("; it says: ") + words.warning;
+  if (words.said[0] != 0) text += std::string("; it says: ") + words.said;
   return text;
 }
 

@@ -1,8 +1,14 @@
 #include "transport/network/plugin_fabric.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <cstring>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 
+#include "base/hash.h"
 #include "base/random_bytes.h"
 
 namespace unjam {
@@ -27,6 +33,21 @@ std::uint64_t load_le(const unsigned char* from, std::uint32_t bytes) {
   return value;
 }
 
+// (Without padding, whose bytes nobody knows.)
+static_assert(std::has_unique_object_representations_v<PluginAddress>);
+std::uint64_t checksum_of(const PluginAddress& address) {
+  constexpr std::size_t kFirst = offsetof(PluginAddress, key);
+  return hash_bytes({reinterpret_cast<const char*>(&address) + kFirst, sizeof(address) - kFirst});
+}
+std::string plugin_of(const PluginAddress& address) {
+  return {address.plugin, strnlen(address.plugin, sizeof(address.plugin))};
+}
+
+// A network may still write there, and nobody else may ever have it.
+void leak(std::vector<unsigned char>& memory) {
+  static_cast<void>(new std::vector<unsigned char>(std::move(memory)));
+}
+
 constexpr std::uint32_t kHeads = 0, kPayloads = 1;  // of a channel's connections
 std::uint32_t number_of(std::uint32_t channel, std::uint32_t what) { return 2 * channel + what; }
 
@@ -39,7 +60,10 @@ struct PluginFabric::Line {
   void* listener = nullptr;
   void* comm = nullptr;
   void* request = nullptr;      // of the greeting
-  std::vector<void*> enrolled;  // as memory_, and the peer's messages last
+  std::vector<void*> enrolled;  // the peer's messages; when it is open, memory_, too
+  std::chrono::steady_clock::time_point patience_ends;  // for the greeting that is to come
+
+  void* messages() const { return enrolled.front(); }
 };
 
 struct PluginFabric::Outgoing {
@@ -98,7 +122,10 @@ struct PluginFabric::Peer {
   std::vector<unsigned char> messages;
   unsigned char* greetings = nullptr;  // a message for each line
   std::string why;
+  std::uint32_t strangers = 0;
+  bool undead = false;  // of a connection, nobody knows whether it has ended
 
+  FabricMemory own() { return {messages.data(), messages.size()}; }
   bool is_open() const { return state == State::kOpen; }
 };
 
@@ -139,6 +166,9 @@ std::unique_ptr<PluginFabric> PluginFabric::make(NetPlugin& plugin,
 
 PluginFabric::~PluginFabric() {
   for (std::uint32_t p = 0; p < settings_.processes; ++p) close(p);
+  if (std::any_of(peers_.begin(), peers_.end(), [](const auto& p) { return p->undead; })) {
+    leak(waste_);
+  }
 }
 
 // ---- meeting ----
@@ -149,9 +179,8 @@ bool PluginFabric::invite(std::uint32_t p, PluginAddress* address, std::string& 
     error = "process " + std::to_string(p) + " was invited before";
     return false;
   }
-  *address = {};
-  fill_random(&address->key, sizeof(address->key));
-  peer.own_key = address->key;
+  fill_random(&peer.own_key, sizeof(peer.own_key));
+  *address = address_of(peer.own_key);
   for (std::uint32_t n = 0; n < PluginAddress::kConnections; ++n) {
     if (!plugin_.listen(settings_.device, address->handles[n], &peer.in[n].listener)) {
       error = plugin_.title() + " cannot listen: " + plugin_.problem() + ". Check its device " +
@@ -161,6 +190,7 @@ bool PluginFabric::invite(std::uint32_t p, PluginAddress* address, std::string& 
       return false;
     }
   }
+  address->checksum = checksum_of(*address);
   // Messages, of both directions and channels, and the greetings.
   const std::size_t each = std::size_t{depth_} * kMessageBytes;
   const std::size_t lines = 2 * PluginAddress::kConnections;
@@ -183,13 +213,45 @@ bool PluginFabric::invite(std::uint32_t p, PluginAddress* address, std::string& 
   return true;
 }
 
-void PluginFabric::meet(std::uint32_t p, const PluginAddress& address) {
+// But for the handles and the checksum.
+PluginAddress PluginFabric::address_of(std::uint64_t key) const {
+  PluginAddress address;
+  address.key = key;
+  address.version = static_cast<std::uint32_t>(plugin_.version());
+  address.most_payload = settings_.most_payload;
+  plugin_.name().copy(address.plugin, sizeof(address.plugin));
+  return address;
+}
+
+bool PluginFabric::meet(std::uint32_t p, const PluginAddress& address, std::string& error) {
   Peer& peer = *peers_[p];
-  if (peer.state != Peer::State::kInvited) return;
+  const std::string of_peer = "process " + std::to_string(p);
+  if (peer.state != Peer::State::kInvited) {
+    error = of_peer + " was not invited, or was met before";
+    return false;
+  }
+  if (address.magic != PluginAddress::kMagic || address.checksum != checksum_of(address)) {
+    error = "the address of " + of_peer + " is none of a network plugin's, or was damaged";
+    return false;
+  }
+  const PluginAddress mine = address_of(0);
+  if (plugin_of(address) != plugin_of(mine) || address.version != mine.version) {
+    error = of_peer + " uses the network plugin " + plugin_of(address) + ", v" +
+            std::to_string(address.version) + ", and here it is " + plugin_.title() +
+            ". Give both the same one";
+    return false;
+  }
+  if (address.most_payload != mine.most_payload) {
+    error = of_peer + " sends slices of at most " + std::to_string(address.most_payload) +
+            " bytes, and here it is " + std::to_string(mine.most_payload) +
+            ". Give both the same sizes of slots";
+    return false;
+  }
   peer.address = address;
   for (Line& line : peer.out) line.state = Line::State::kMeeting;
   for (Line& line : peer.in) line.state = Line::State::kMeeting;
   peer.state = Peer::State::kMeeting;
+  return true;
 }
 
 bool PluginFabric::met(std::uint32_t p) const { return peers_[p]->is_open(); }
@@ -200,15 +262,17 @@ void PluginFabric::fail(Peer& peer, const std::string& why) {
   peer.why = plugin_.title() + ": " + why;
 }
 
-bool PluginFabric::enroll(Peer& peer, Line& line) {
-  std::vector<FabricMemory> all = memory_;
-  all.push_back({peer.messages.data(), peer.messages.size()});
-  for (const FabricMemory& m : all) {
-    void* enrolled = nullptr;
-    if (!plugin_.enroll(line.comm, m.begin, m.bytes, &enrolled)) return false;
-    line.enrolled.push_back(enrolled);
-  }
+bool PluginFabric::enroll(Line& line, const FabricMemory& memory) {
+  void* enrolled = nullptr;
+  if (!plugin_.enroll(line.comm, memory.begin, memory.bytes, &enrolled)) return false;
+  line.enrolled.push_back(enrolled);
   return true;
+}
+
+// Behind the peer's messages, and behind the greeting: no stranger's connection may have them.
+bool PluginFabric::enroll_payloads(Line& line) {
+  return std::all_of(memory_.begin(), memory_.end(),
+                     [&](const FabricMemory& m) { return enroll(line, m); });
 }
 
 // What the plugin calls the memory of a payload. False: it was never told of it.
@@ -220,7 +284,7 @@ bool PluginFabric::find_memory(Peer& peer, const Line& line, const unsigned char
   if (after != memory_.begin()) {
     const FabricMemory& m = *(after - 1);
     if (at + bytes <= m.begin + m.bytes) {
-      *memory = line.enrolled[static_cast<std::size_t>(after - 1 - memory_.begin())];
+      *memory = line.enrolled[static_cast<std::size_t>(after - memory_.begin())];
       return true;
     }
   }
@@ -232,7 +296,7 @@ bool PluginFabric::connect(Peer& peer, Line& line, std::uint32_t number) {
   if (line.state == Line::State::kMeeting) {
     if (!plugin_.connect(settings_.device, peer.address.handles[number], &line.comm)) return false;
     if (line.comm == nullptr) return true;
-    if (!enroll(peer, line)) return false;
+    if (!enroll(line, peer.own())) return false;
     line.state = Line::State::kGreeting;
   }
   if (line.state != Line::State::kGreeting) return true;
@@ -241,7 +305,7 @@ bool PluginFabric::connect(Peer& peer, Line& line, std::uint32_t number) {
     store_le(text, kGreeting, 8);
     store_le(text + 8, peer.address.key, 8);
     store_le(text + 16, number, 8);
-    if (!plugin_.send(line.comm, text, kGreetingBytes, line.enrolled.back(), &line.request)) {
+    if (!plugin_.send(line.comm, text, kGreetingBytes, line.messages(), &line.request)) {
       return false;
     }
     if (line.request == nullptr) return true;
@@ -249,7 +313,9 @@ bool PluginFabric::connect(Peer& peer, Line& line, std::uint32_t number) {
   bool done = false;
   std::size_t bytes = 0;
   if (!plugin_.test(line.request, &done, &bytes)) return false;
-  if (done) line.state = Line::State::kOpen;
+  if (!done) return true;
+  if (!enroll_payloads(line)) return false;
+  line.state = Line::State::kOpen;
   return true;
 }
 
@@ -259,25 +325,30 @@ bool PluginFabric::accept(Peer& peer, Line& line, std::uint32_t number) {
   if (line.state == Line::State::kMeeting) {
     if (!plugin_.accept(line.listener, &line.comm)) return false;
     if (line.comm == nullptr) return true;
-    if (!enroll(peer, line)) return false;
+    line.patience_ends = std::chrono::steady_clock::now() +
+                         std::chrono::milliseconds(settings_.greeting_patience_ms);
+    if (!enroll(line, peer.own())) return false;
     line.state = Line::State::kGreeting;
   }
   if (line.state != Line::State::kGreeting) return true;
   if (line.request == nullptr) {
-    if (!plugin_.receive(line.comm, text, kGreetingBytes, line.enrolled.back(), &line.request)) {
+    if (!plugin_.receive(line.comm, text, kGreetingBytes, line.messages(), &line.request)) {
       return false;
     }
-    if (line.request == nullptr) return true;
   }
   bool done = false;
   std::size_t bytes = 0;
-  if (!plugin_.test(line.request, &done, &bytes)) return false;
-  if (!done) return true;
-  if (bytes != kGreetingBytes || load_le(text, 8) != kGreeting ||
-      load_le(text + 8, 8) != peer.own_key || load_le(text + 16, 8) != number) {
-    fail(peer, "somebody else has connected in the peer's place");
+  const bool lives = line.request == nullptr || plugin_.test(line.request, &done, &bytes);
+  if (lives && !done) {
+    if (std::chrono::steady_clock::now() > line.patience_ends) dismiss(peer, line);
     return true;
   }
+  if (!lives || bytes != kGreetingBytes || load_le(text, 8) != kGreeting ||
+      load_le(text + 8, 8) != peer.own_key || load_le(text + 16, 8) != number) {
+    dismiss(peer, line);
+    return true;
+  }
+  if (!enroll_payloads(line)) return false;
   line.state = Line::State::kOpen;
   // (Whether it closes is of no concern: nobody else is to connect.)
   plugin_.close_listen(line.listener);
@@ -285,12 +356,29 @@ bool PluginFabric::accept(Peer& peer, Line& line, std::uint32_t number) {
   return true;
 }
 
+// The connection of who is not the peer, or does not show it. The peer is waited for as before.
+void PluginFabric::dismiss(Peer& peer, Line& line) {
+  ++strangers_;
+  ++peer.strangers;
+  void* const listener = std::exchange(line.listener, nullptr);
+  if (!close(line, false)) {
+    // The next greeting would come to where this one still may.
+    peer.undead = true;
+    fail(peer, "somebody else has connected in the peer's place: " + plugin_.problem());
+  }
+  line.listener = listener;
+  line.state = Line::State::kMeeting;
+}
+
 // Whether all connections are there.
 bool PluginFabric::meet_further(Peer& peer) {
   std::uint32_t open = 0;
   for (std::uint32_t n = 0; n < PluginAddress::kConnections; ++n) {
     if (!connect(peer, peer.out[n], n) || !accept(peer, peer.in[n], n)) {
-      fail(peer, "cannot connect: " + plugin_.problem());
+      fail(peer, "cannot connect: " + plugin_.problem() +
+                     (peer.strangers == 0 ? ""
+                                          : ", after " + std::to_string(peer.strangers) +
+                                                " connections that were not the peer's"));
     }
     if (peer.state != Peer::State::kMeeting) return false;
     if (peer.out[n].state == Line::State::kOpen && peer.in[n].state == Line::State::kOpen) ++open;
@@ -334,8 +422,8 @@ bool PluginFabric::post(Peer& peer, Sender& s) {
   const std::uint64_t before = s.heads_posted + s.payloads_posted;
   while (s.heads_posted != s.begun) {
     Outgoing& o = s.at(s.heads_posted);
-    if (!plugin_.send(s.heads->comm, s.message(s.heads_posted), o.head_bytes,
-                      s.heads->enrolled.back(), &o.head_request)) {
+    if (!plugin_.send(s.heads->comm, s.message(s.heads_posted), o.head_bytes, s.heads->messages(),
+                      &o.head_request)) {
       fail(peer, plugin_.problem());
       return true;
     }
@@ -388,7 +476,7 @@ bool PluginFabric::post(Peer& peer, Receiver& r) {
   for (; r.heads_posted - r.heads_taken != depth_; ++r.heads_posted) {
     void*& request = r.head_requests[r.heads_posted % depth_];
     if (!plugin_.receive(r.heads->comm, r.message(r.heads_posted), kMessageBytes,
-                         r.heads->enrolled.back(), &request)) {
+                         r.heads->messages(), &request)) {
       fail(peer, plugin_.problem());
       return true;
     }
@@ -412,7 +500,10 @@ bool PluginFabric::take_head(Peer& peer, Receiver& r, std::size_t bytes, FabricS
   const unsigned char* const message = r.message(r.heads_taken);
   const std::uint64_t payload = bytes < kHeadBytes ? 0 : load_le(message, 4);
   const std::uint64_t is_inline = bytes < kHeadBytes ? 0 : load_le(message + 4, 4);
-  if (bytes < kHeadBytes || is_inline > 1 || payload > settings_.most_payload ||
+  // (What the receive was posted for bounds `bytes` only if the plugin keeps to it.)
+  if (bytes < kHeadBytes || bytes > kMessageBytes || is_inline > 1 ||
+      payload > (is_inline != 0 ? std::min(kInlineBytes, settings_.most_payload)
+                                : settings_.most_payload) ||
       bytes != kHeadBytes + (is_inline != 0 ? payload : 0)) {
     fail(peer, "a message that is none of ours");
     return false;
@@ -420,7 +511,11 @@ bool PluginFabric::take_head(Peer& peer, Receiver& r, std::size_t bytes, FabricS
   FrameBytes head;
   std::memcpy(head.bytes, message + kPreambleBytes, kFrameBytes);
   const Landing to = sink.land(peer.number, head);
-  if (to.refused || !peer.is_open()) return false;
+  if (to.refused || !peer.is_open()) {
+    // The request is done, and must not be asked for again: nothing else may come of this peer.
+    fail(peer, "a frame after its end");
+    return false;
+  }
   if (to.bytes != payload) {
     fail(peer, "a payload of another length than its head says");
     return false;
@@ -484,6 +579,8 @@ bool PluginFabric::poll(FabricSink& sink) {
       moved = true;
       peer.state = Peer::State::kOver;
       sink.broken(peer.number, peer.why.c_str());
+      // (A sink that was through with the peer does not close it.)
+      if (peer.state == Peer::State::kOver) close(peer.number);
     }
   }
   return moved;
@@ -491,21 +588,33 @@ bool PluginFabric::poll(FabricSink& sink) {
 
 // ---- closing ----
 
-// What does not close is over all the same: there is nothing else to do about it.
-void PluginFabric::close(Line& line, bool sends) {
+// What does not close is over all the same. Whether no memory is read or written any more by it:
+// either its end or that of each registration sees to that.
+bool PluginFabric::close(Line& line, bool sends) {
+  bool through = true;
   if (line.comm != nullptr) {
-    for (void* const memory : line.enrolled) plugin_.dismiss(line.comm, memory);
-    sends ? plugin_.close_send(line.comm) : plugin_.close_receive(line.comm);
+    bool dismissed = true;
+    for (void* const memory : line.enrolled) {
+      if (!plugin_.dismiss(line.comm, memory)) dismissed = false;
+    }
+    through =
+        (sends ? plugin_.close_send(line.comm) : plugin_.close_receive(line.comm)) || dismissed;
   }
   if (line.listener != nullptr) plugin_.close_listen(line.listener);
   line = {};
+  return through;
 }
 
 void PluginFabric::close(std::uint32_t p) {
   Peer& peer = *peers_[p];
-  for (Line& line : peer.out) close(line, true);
-  for (Line& line : peer.in) close(line, false);
+  for (Line& line : peer.out) peer.undead = !close(line, true) || peer.undead;
+  for (Line& line : peer.in) peer.undead = !close(line, false) || peer.undead;
+  if (peer.undead && !peer.messages.empty()) leak(peer.messages);
   peer.state = Peer::State::kClosed;
+}
+
+bool PluginFabric::drained(std::uint32_t p) const {
+  return peers_[p]->state == Peer::State::kClosed && !peers_[p]->undead;
 }
 
 }  // namespace unjam

@@ -13,10 +13,14 @@
 //
 // Nothing waits: poll() also brings connections about. Whoever fails meanwhile is perhaps noticed
 // by nobody: heartbeats are for that. Each connection begins with a greeting that has a key which
-// only the invited peer was told, so that no stranger's connection is taken for a peer's.
+// only the invited peer was told, so that no stranger's connection is taken for a peer's. Until it
+// is there, the connection has nothing but the peer's own messages registered with it. A wrong one,
+// none in time, or an error instead is a stranger's: the connection is dismissed, and the listener
+// waits for the next one. (A plugin whose listener takes no second one says so: that is the end of
+// the peer.)
 //
-// Whatever goes wrong (an error of the plugin's, a message of a wrong length, a wrong greeting) is
-// the end of that peer, with a text that names the plugin.
+// Whatever else goes wrong (an error of the plugin's, a message of a wrong length) is the end of
+// that peer, with a text that names the plugin.
 #pragma once
 
 #include <cstddef>
@@ -36,12 +40,22 @@ struct PluginFabricSettings {
   std::uint32_t most_payload = 0;  // bytes
   // Where payloads lie and land, all of them, for good.
   std::vector<FabricMemory> memory;
+  // How long who has connected may take for the greeting. Peers send it at once.
+  std::uint32_t greeting_patience_ms = 10'000;
 };
 
-// What a peer has to be told before it can connect: bytes, to be handed over as they are.
+// What a peer has to be told before it can connect: bytes, to be handed over as they are, in a way
+// that nobody else can write to. The checksum finds what was damaged, not what was forged.
 struct PluginAddress {
   static constexpr std::uint32_t kConnections = 2 * kChannels;
+  static constexpr std::uint64_t kMagic = 0x3161'7067'6d6a'6e75ull;  // "unjmgpa1"
+  std::uint64_t magic = kMagic;
+  std::uint64_t checksum = 0;  // of all that follows
   std::uint64_t key = 0;
+  // What both ends have to agree about.
+  std::uint32_t version = 0;  // of the ABI
+  std::uint32_t most_payload = 0;
+  char plugin[32] = {};  // the beginning of its name, and zeros
   alignas(NetPlugin::kHandleAlignment) unsigned char handles[kConnections]
                                                             [NetPlugin::kHandleBytes] = {};
 };
@@ -57,8 +71,9 @@ class PluginFabric final : public Fabric {
 
   // Listens for the peer. Once, at most, for each.
   bool invite(std::uint32_t peer, PluginAddress* address, std::string& error);
-  // After invite(): the address that the peer has for us. poll() does the rest.
-  void meet(std::uint32_t peer, const PluginAddress& address);
+  // After invite(): the address that the peer has for us. poll() does the rest. False: `error` says
+  // what is wrong with it, and nothing has changed.
+  bool meet(std::uint32_t peer, const PluginAddress& address, std::string& error);
   // Whether frames can be sent and have a way back.
   bool met(std::uint32_t peer) const;
 
@@ -66,6 +81,13 @@ class PluginFabric final : public Fabric {
             const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) override;
   bool poll(FabricSink& sink) override;
   void close(std::uint32_t peer) override;
+  // False for good where the plugin has failed to end a connection and what was registered with it:
+  // a network may write there. Then the fabric's own buffers stay allocated, even beyond its end,
+  // and so has the memory that the settings name.
+  bool drained(std::uint32_t peer) const override;
+
+  // Connections that were dismissed.
+  std::uint64_t strangers() const { return strangers_; }
 
  private:
   struct Line;
@@ -77,19 +99,22 @@ class PluginFabric final : public Fabric {
 
   PluginFabric(NetPlugin& plugin, const PluginFabricSettings& settings);
 
+  PluginAddress address_of(std::uint64_t key) const;
   void fail(Peer& peer, const std::string& why);
-  bool enroll(Peer& peer, Line& line);
+  bool enroll(Line& line, const FabricMemory& memory);
+  bool enroll_payloads(Line& line);
   bool find_memory(Peer& peer, const Line& line, const unsigned char* at, std::size_t bytes,
                    void** memory);
   bool connect(Peer& peer, Line& line, std::uint32_t number);
   bool accept(Peer& peer, Line& line, std::uint32_t number);
+  void dismiss(Peer& peer, Line& line);
   bool meet_further(Peer& peer);
   bool post(Peer& peer, Sender& sender);
   bool post(Peer& peer, Receiver& receiver);
   bool poll(Peer& peer, Sender& sender, FabricSink& sink);
   bool poll(Peer& peer, Receiver& receiver, FabricSink& sink);
   bool take_head(Peer& peer, Receiver& receiver, std::size_t bytes, FabricSink& sink);
-  void close(Line& line, bool sends);
+  bool close(Line& line, bool sends);
 
   NetPlugin& plugin_;
   const PluginFabricSettings settings_;
@@ -97,6 +122,7 @@ class PluginFabric final : public Fabric {
   std::vector<unsigned char> waste_;  // where payloads go that nobody wants
   std::vector<FabricMemory> memory_;  // by address; all but a peer's messages
   std::vector<std::unique_ptr<Peer>> peers_;
+  std::uint64_t strangers_ = 0;
 };
 
 }  // namespace unjam

@@ -139,7 +139,6 @@ struct Functions {
   StatusOrRequest (*ep_close_nbx)(Endpoint, const RequestParams*);
   StatusOrRequest (*am_send_nbx)(Endpoint, unsigned id, const void* header, std::size_t bytes,
                                  const void* data, std::size_t data_bytes, const RequestParams*);
-  Status (*request_check_status)(void* request);
   void (*request_free)(void* request);
   const char* (*status_string)(Status);
 };

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
+#include "base/hash.h"
 #include "base/random_bytes.h"
 
 namespace unjam {
@@ -21,6 +23,17 @@ constexpr std::uint32_t kHeaderBytes = kNameBytes + kFrameBytes;
 constexpr int kTurns = 64;
 // How long the end may take, and what may have to be left then.
 constexpr std::int64_t kPatienceMs = 1000;
+
+// An address: a word of ours, a checksum of the rest, the key, and each worker's address behind its
+// length.
+constexpr std::uint64_t kMagic = 0x3161'7867'6d6a'6e75ull;  // "unjmgxa1"
+constexpr std::size_t kChecksumAt = sizeof(kMagic), kKeyAt = 2 * sizeof(std::uint64_t);
+
+std::uint64_t word_at(const std::string& text, std::size_t at) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, text.data() + at, sizeof(word));
+  return word;
+}
 
 std::int64_t now_ms() {
   timespec t = {};
@@ -52,6 +65,15 @@ struct UcxFabric::Peer {
   Outgoing frames[kChannels][kDepth];
   std::uint32_t under_way = 0;  // not free
   std::string why;
+
+  // Frames that reap() is to see.
+  bool has_done() const {
+    const auto is_done = [](const Outgoing& o) { return o.state == Outgoing::State::kDone; };
+    return under_way != 0 &&
+           std::any_of(std::begin(frames), std::end(frames), [&](const auto& all) {
+             return std::any_of(std::begin(all), std::end(all), is_done);
+           });
+  }
 };
 
 UcxFabric::UcxFabric(const UcxLibrary& library, const UcxFabricSettings& settings)
@@ -150,8 +172,8 @@ UcxFabric::~UcxFabric() {
   const std::int64_t end = now_ms() + kPatienceMs;
   const auto is_over = [&] {
     reap();
-    return closing_.empty() && std::all_of(peers_.begin(), peers_.end(),
-                                           [](const auto& p) { return p->under_way == 0; });
+    return std::all_of(peers_.begin(), peers_.end(),
+                       [](const auto& p) { return p->under_way == 0; });
   };
   bool over = is_over();
   while (!over && now_ms() < end) {
@@ -168,11 +190,11 @@ UcxFabric::~UcxFabric() {
 
 // ---- meeting ----
 
-// The key, and each worker's address behind its length.
 std::string UcxFabric::invite(std::uint32_t p) {
   Peer& peer = *peers_[p];
   if (peer.own_key == 0) fill_random(&peer.own_key, sizeof(peer.own_key));
-  std::string text(reinterpret_cast<const char*>(&peer.own_key), sizeof(peer.own_key));
+  std::string text(kKeyAt, '\0');
+  text.append(reinterpret_cast<const char*>(&peer.own_key), sizeof(peer.own_key));
   for (ucx::Worker worker : workers_) {
     void* address = nullptr;
     std::size_t bytes = 0;
@@ -182,6 +204,9 @@ std::string UcxFabric::invite(std::uint32_t p) {
     text.append(static_cast<const char*>(address), bytes);
     ucx_.worker_release_address(worker, address);
   }
+  const std::uint64_t checksum = hash_bytes(std::string_view(text).substr(kKeyAt));
+  std::memcpy(text.data(), &kMagic, sizeof(kMagic));
+  std::memcpy(text.data() + kChecksumAt, &checksum, sizeof(checksum));
   return text;
 }
 
@@ -192,11 +217,14 @@ bool UcxFabric::meet(std::uint32_t p, const std::string& address, std::string& e
     return false;
   }
   const auto bad = [&] {
-    error = "the address of process " + std::to_string(p) + " is none of UCX's";
+    error = "the address of process " + std::to_string(p) + " is none of UCX's, or was damaged";
     return false;
   };
-  std::size_t at = sizeof(peer.key);
-  if (address.size() < at) return bad();
+  std::size_t at = kKeyAt + sizeof(peer.key);
+  if (address.size() < at || word_at(address, 0) != kMagic ||
+      word_at(address, kChecksumAt) != hash_bytes(std::string_view(address).substr(kKeyAt))) {
+    return bad();
+  }
   std::string of_channel[kChannels];
   for (std::string& a : of_channel) {
     std::uint32_t length = 0;
@@ -208,7 +236,7 @@ bool UcxFabric::meet(std::uint32_t p, const std::string& address, std::string& e
     at += length;
   }
   if (at != address.size()) return bad();
-  std::memcpy(&peer.key, address.data(), sizeof(peer.key));
+  peer.key = word_at(address, kKeyAt);
   for (std::uint32_t c = 0; c < kChannels; ++c) {
     ucx::EndpointParams params;
     params.mask = ucx::EndpointParams::kAddress | ucx::EndpointParams::kErrorMode |
@@ -366,15 +394,13 @@ void UcxFabric::reap() {
       }
     }
   }
-  std::erase_if(closing_, [&](void* request) {
-    if (ucx_.request_check_status(request) == 1) return false;  // in progress
-    ucx_.request_free(request);
-    return true;
-  });
 }
 
 bool UcxFabric::arm() {
-  bool armed = true;
+  // What send() has found, UCX's descriptors do not tell: they would let a driver sleep over it.
+  bool armed = std::none_of(peers_.begin(), peers_.end(), [](const auto& p) {
+    return p->state == Peer::State::kFailed || p->has_done();
+  });
   for (ucx::Worker worker : workers_) armed = ucx_.worker_arm(worker) == ucx::kOk && armed;
   return armed;
 }
@@ -390,8 +416,15 @@ void UcxFabric::close_endpoints(Peer& peer) {
     params.flags = ucx::RequestParams::kForce;
     ucx::StatusOrRequest began = ucx_.ep_close_nbx(endpoint, &params);
     endpoint = nullptr;
-    if (began != nullptr && !ucx::is_error(began)) closing_.push_back(began);
+    // (By force it ends at once, without a request. Frames end one by one, behind it.)
+    if (began != nullptr && !ucx::is_error(began)) ucx_.request_free(began);
   }
+}
+
+// A frame is under way until UCX has called back: it does not read the payload then.
+bool UcxFabric::drained(std::uint32_t p) const {
+  const Peer& peer = *peers_[p];
+  return peer.state == Peer::State::kOver && !peer.closes && peer.under_way == 0;
 }
 
 // UCX's callbacks must not close what they are called for.

@@ -39,7 +39,8 @@ class UcxFabric final : public Fabric {
                                          const UcxFabricSettings& settings, std::string& error);
   ~UcxFabric() override;
 
-  // What the peer has to be told: bytes.
+  // What the peer has to be told: bytes, to be handed over as they are, in a way that nobody else
+  // can write to.
   std::string invite(std::uint32_t peer);
   // What the peer has for us. False: `error` says why.
   bool meet(std::uint32_t peer, const std::string& address, std::string& error);
@@ -48,6 +49,7 @@ class UcxFabric final : public Fabric {
             const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) override;
   bool poll(FabricSink& sink) override;
   void close(std::uint32_t peer) override;
+  bool drained(std::uint32_t peer) const override;
   int descriptor() const override { return events_.get(); }
   bool arm() override;
 
@@ -79,7 +81,6 @@ class UcxFabric final : public Fabric {
   ucx_abi::Worker workers_[kChannels] = {};
   Fd events_;  // readable when a worker's descriptor is
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<void*> closing_;  // requests
   FabricSink* sink_ = nullptr;  // within poll()
   bool moved_ = false;
   std::uint64_t strangers_ = 0;

@@ -1,6 +1,7 @@
 #include "transport/network/ucx_library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <stdlib.h>
 
 #include <memory>
@@ -40,6 +41,14 @@ class TameUcx {
                           {"UCX_MEMTYPE_CACHE", "n", false}};
 };
 
+// Where it was loaded from, which need not be what was asked for. (dladdr() says the same of a
+// function, but a library that is none of UCX's has none that we know.)
+std::string file_of(void* library, const std::string& asked) {
+  const link_map* map = nullptr;
+  const bool known = dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr;
+  return known && map->l_name != nullptr && *map->l_name != 0 ? map->l_name : asked;
+}
+
 }  // namespace
 
 const UcxLibrary* UcxLibrary::load(const std::string& file, std::string& error) {
@@ -58,6 +67,7 @@ const UcxLibrary* UcxLibrary::load(const std::string& file, std::string& error) 
             ". Install it (Debian, Ubuntu: libucx0; pip: libucx-cu13), or name its libucp.so.0";
     return nullptr;
   }
+  u.file_ = file_of(library, u.file_);
   const char* missing = nullptr;
   const auto find = [&]<class F>(const char* name, F& function) {
     function = reinterpret_cast<F>(dlsym(library, name));
@@ -81,7 +91,6 @@ const UcxLibrary* UcxLibrary::load(const std::string& file, std::string& error) 
   find("ucp_ep_create", f.ep_create);
   find("ucp_ep_close_nbx", f.ep_close_nbx);
   find("ucp_am_send_nbx", f.am_send_nbx);
-  find("ucp_request_check_status", f.request_check_status);
   find("ucp_request_free", f.request_free);
   find("ucs_status_string", f.status_string);
   const std::string need = std::to_string(kMajor) + "." + std::to_string(kOldestMinor);

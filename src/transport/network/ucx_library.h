@@ -21,6 +21,7 @@ class UcxLibrary {
   static const UcxLibrary* load(const std::string& file, std::string& error);
 
   const ucx_abi::Functions& functions() const { return functions_; }
+  // What was loaded: another one than was asked for, where the process had a copy.
   const std::string& file() const { return file_; }
   // "UCX 1.22.0 (FILE)".
   const std::string& title() const { return title_; }
