@@ -61,6 +61,22 @@ def test_without_the_library_the_error_says_so(door, library, monkeypatch):
         importlib.import_module(f"unjam.torch.doors.{door}")
 
 
+def test_a_rank_sends_itself_what_has_gaps(launch):
+    """No piece fills it: what stays is copied once, and not written over by an empty copy."""
+    from unjam.torch.doors.copies import Copies
+
+    def rank_main(context, group):
+        copies = Copies(group)
+        x = torch.arange(12.0).reshape(3, 4)
+        out = torch.zeros(4, 3).t()
+        copies.send(x, context.rank)
+        copies.receive(out, context.rank)
+        copies.run()
+        return torch.equal(out, x)
+
+    assert all(launch(2, rank_main))
+
+
 class Source:
     """A trainer's weights, which change."""
 

@@ -154,7 +154,8 @@ class Copies:
     def _run(self, sends: dict[int, list[Operation]], receives: dict[int, list[Operation]]) -> None:
         pieces = self._agreed(sends, receives)
         mine = self._group.rank
-        for operation, target in zip(sends.get(mine, []), receives.get(mine, []), strict=True):
+        # What stays on this rank is no part of a piece.
+        for operation, target in zip(sends.pop(mine, []), receives.pop(mine, []), strict=True):
             target.tensor.copy_(operation.tensor)
         sources = {peer: [_Flat(o.tensor, True) for o in of] for peer, of in sends.items()}
         targets = {peer: [_Flat(o.tensor, False) for o in of] for peer, of in receives.items()}
