@@ -77,6 +77,32 @@ def test_a_rank_sends_itself_what_has_gaps(launch):
     assert all(launch(2, rank_main))
 
 
+def test_after_an_error_what_has_gaps_is_as_it_was(launch):
+    from unjam.torch.doors.copies import Copies
+
+    def rank_main(context, group):
+        copies = Copies(group, piece_bytes=64, window=1)
+        x = torch.ones(64, 64)
+        out = torch.full((64, 64), 7.0).t()
+        if context.rank == 0:
+            copies.send(x, 1)
+            agreed = copies._agreed
+
+            def gone(*operations):
+                agreed(*operations)
+                context.abort()
+                raise unjam.Aborted("gone")
+
+            copies._agreed = gone
+        else:
+            copies.receive(out, 0)
+        with pytest.raises(torch.distributed.DistBackendError):
+            copies.run()
+        return bool((out == 7).all())
+
+    assert all(launch(2, rank_main))
+
+
 class Source:
     """A trainer's weights, which change."""
 

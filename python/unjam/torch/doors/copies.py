@@ -175,11 +175,11 @@ class Copies:
             under_way.append((piece, data, request))
         while under_way:
             error = self._end(under_way.popleft(), targets) or error
+        if error is not None:
+            raise error  # or what has not come would be copied over what was there
         for of in targets.values():
             for flat in of:
                 flat.finish()
-        if error is not None:
-            raise error
 
     def _packed(self, piece: Piece, flats: Sequence[_Flat]) -> torch.Tensor:
         """The bytes of the piece: a view where they lie in one run, and staging elsewhere."""
