@@ -14,6 +14,9 @@ import stand_ins  # noqa: E402
 import unjam  # noqa: E402
 
 
+SOON_S = 60
+
+
 def functions(path):
     """Pairs: what upstream has, and what a module gives for it."""
     module = importlib.import_module(path)
@@ -99,6 +102,36 @@ def test_after_an_error_what_has_gaps_is_as_it_was(launch):
         with pytest.raises(torch.distributed.DistBackendError):
             copies.run()
         return bool((out == 7).all())
+
+    assert all(launch(2, rank_main))
+
+
+def test_copies_that_have_failed_are_out_of_use(launch):
+    """A rank that was late is one use behind: the next run would take the first one's bytes."""
+    from unjam.torch.doors.copies import Copies
+
+    gave_up = threading.Event()
+
+    def rank_main(context, group):
+        copies = Copies(group, key="one")
+        other = 1 - context.rank
+        x, out = torch.ones(4), torch.zeros(4)
+        copies._limit = 0.05 if context.rank == 0 else None
+        if context.rank == 1:
+            assert gave_up.wait(SOON_S)
+        copies.send(x, other)
+        copies.receive(out, other)
+        if context.rank == 0:
+            with pytest.raises(torch.distributed.DistBackendError):
+                copies.run()
+            gave_up.set()
+            with pytest.raises(unjam.InvalidUsage, match="under another key"):
+                copies.run()
+            context.abort()  # rank 1 would wait for it
+        else:
+            with pytest.raises(torch.distributed.DistBackendError):
+                copies.run()
+        return True
 
     assert all(launch(2, rank_main))
 

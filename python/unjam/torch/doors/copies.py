@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..._errors import InvalidArgument, Timeout, UnjamError
+from ..._errors import InvalidArgument, InvalidUsage, UnjamError
 from ...group import Group
 from ...request import Request
 from .._context import group_of, limit_of
@@ -109,6 +109,7 @@ class Copies:
         self._receives: list[Operation] = []
         self._groups: dict[tuple[int, ...], Group] = {}
         self._known: dict[bytes, list[Piece]] = {}
+        self._broken = ""  # why it is out of use
 
     @property
     def group(self) -> Group:
@@ -129,16 +130,30 @@ class Copies:
         Raises:
             InvalidArgument: on all ranks, if sends and receives do not fit together; the message
                 names both ranks and the first difference. Nothing was moved.
-            dist.DistBackendError: a rank is gone, or late.
+            dist.DistBackendError: a rank is gone, or late. What was to be received is undefined
+                then.
+            InvalidUsage: an earlier run has failed so: make another, under another key.
         """
+        if self._broken:
+            raise InvalidUsage(
+                f"these copies are out of use, since {self._broken}. Cure: make others on all "
+                "ranks, under another key"
+            )
         sends, receives = self._sends, self._receives
         self._sends, self._receives = [], []
+        # Ranks that fail differ in their uses of keys: later ones would get each other's bytes.
+        self._broken = "a run was interrupted"
         try:
             self._run(_by_peer(sends), _by_peer(receives))
-        except (InvalidArgument, dist.DistBackendError):
+            self._broken = ""
+        except _Unfit as error:
+            self._broken = ""  # all ranks know it
+            raise InvalidArgument(str(error)) from None
+        except Exception as error:
+            self._broken = f"a run has failed: {error}"
+            if isinstance(error, UnjamError):
+                raise dist.DistBackendError(f"unjam: {error}") from error
             raise
-        except UnjamError as error:
-            raise dist.DistBackendError(f"unjam: {error}") from error
 
     # ---- inside ----
 
@@ -236,12 +251,9 @@ class Copies:
         text = json.dumps(mine, sort_keys=True).encode()
         digest = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
         all_digests = np.zeros((self._group.size, digest.size), np.uint8)
-        try:
-            self._group.all_gather(digest, all_digests, key=f"{self._key} digests").synchronize(
-                self._limit
-            )
-        except Timeout as error:
-            raise dist.DistBackendError(f"unjam: {error}") from error
+        self._group.all_gather(digest, all_digests, key=f"{self._key} digests").synchronize(
+            self._limit
+        )
         # All ranks look at the same digests, so all know them, or none does.
         known = all_digests.tobytes()
         if known not in self._known:
@@ -249,6 +261,10 @@ class Copies:
             _check(told)
             self._known = {known: _pieces(told, self._piece_bytes)}
         return self._known[known]
+
+
+class _Unfit(Exception):
+    """Ranks' operations do not fit together; all ranks find it."""
 
 
 class _Flat:
@@ -309,7 +325,7 @@ def _check(told: Sequence[Mapping[str, Any]]) -> None:
     """Whether all sends have their receives."""
     for rank, each in enumerate(told):
         if each["limits"] != told[0]["limits"]:
-            raise InvalidArgument(
+            raise _Unfit(
                 f"piece_bytes and window are {each['limits']} on rank {rank} and "
                 f"{told[0]['limits']} on rank 0: give all ranks the same"
             )
@@ -323,7 +339,7 @@ def _check(told: Sequence[Mapping[str, Any]]) -> None:
                 pair = [of[number] if number < len(of) else None for of in (sent, wanted)]
                 if pair[0] != pair[1]:
                     shown = ["nothing" if x is None else _shown(x) for x in pair]
-                    raise InvalidArgument(
+                    raise _Unfit(
                         f"rank {source} sends {len(sent)} tensors to rank {target}, which expects "
                         f"{len(wanted)}; at number {number} it sends {shown[0]}, and expected is "
                         f"{shown[1]}. Nothing was moved. Cure: submit the same on both ranks, with "
