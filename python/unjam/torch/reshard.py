@@ -18,7 +18,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,14 @@ class ReshardWork:
         return [name for r in self._requests for name in r.incomplete(self._limit)]
 
 
+class _Numbered(NamedTuple):
+    """A plan, and which of the whole Reshard's it is: its key has that number in parts, too."""
+
+    number: int
+    names: list[str]
+    plan: Plan
+
+
 class Reshard:
     """Moves tensors by name from one set of ranks, or one layout, to another; planned once.
 
@@ -138,13 +146,14 @@ class Reshard:
                     f"tensor {missing[0]!r} {words} ({len(missing)} such): leave it out of the one "
                     "state_dict, or have it in the other"
                 )
-        self._plans: list[tuple[list[str], Plan]] = []
+        self._plans: list[_Numbered] = []
         by_meshes: dict[str, list[str]] = {}
         for name in sorted(self._src):
             pair = json.dumps([self._src[name]["mesh"], self._dst[name]["mesh"]])
             by_meshes.setdefault(pair, []).append(name)
-        for _, names in sorted(by_meshes.items()):
-            self._plans.append((names, self._plan(names, members, topology, max_bytes)))
+        for number, (_, names) in enumerate(sorted(by_meshes.items())):
+            plan = self._plan(names, members, topology, max_bytes)
+            self._plans.append(_Numbered(number, names, plan))
 
     def _plan(
         self, names: Sequence[str], members: Sequence[int], topology: Topology | None, most: int
@@ -275,16 +284,16 @@ class Reshard:
         part = copy.copy(self)
         part._key = self._key if key is None else key
         part._plans = []
-        for own, plan in self._plans:
+        for number, own, plan in self._plans:
             left = [name for name in own if name in set(names)]
             if left:
-                part._plans.append((left, make(plan, left)))
+                part._plans.append(_Numbered(number, left, make(plan, left)))
         return part
 
     @property
     def plans(self) -> list[Plan]:
         """One for each pair of meshes that tensors have."""
-        return [plan for _, plan in self._plans]
+        return [each.plan for each in self._plans]
 
     def __call__(
         self,
@@ -306,7 +315,7 @@ class Reshard:
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         # All of it before something is submitted.
         calls = []
-        for names, plan in self._plans:
+        for number, names, plan in self._plans:
             given = src if plan.has(self._group.rank, "src") else None
             mine = {
                 name: _on_host(local_part(given[name])) for name in names if given and name in given
@@ -319,9 +328,9 @@ class Reshard:
                 wanted[name] = target if target.device.type == "cpu" else _empty_as(target)
                 if wanted[name] is not target:
                     copies.append((target, wanted[name]))
-            calls.append((plan, mine, wanted))
-        for i, (plan, mine, wanted) in enumerate(calls):
-            key = self._key if i == 0 else f"{self._key}/{i}"
+            calls.append((number, plan, mine, wanted))
+        for number, plan, mine, wanted in calls:
+            key = self._key if number == 0 else f"{self._key}/{number}"
             requests.append(plan.run(self._group, src=mine, dst=wanted, key=key))
         return ReshardWork(requests, copies, self._limit)
 
