@@ -44,3 +44,18 @@ def test_a_part_has_the_keys_of_the_whole(launch, monkeypatch):
 
     assert all(launch(3, rank_main))
     assert keys == [{"reshard/1"}] * 3
+
+
+def test_ranks_outside_the_group_are_no_numbers_in_it(launch):
+    """Rank 1 of a group of ranks 2 to 4 is not its second member."""
+
+    def rank_main(context, group):
+        if context.rank < 2:
+            return True
+        own = context.group([2, 3, 4])
+        sync = Reshard({"a": spec(2)}, {"a": spec(3)}, own)
+        with pytest.raises(unjam.InvalidArgument, match="rank 1 is not in the group"):
+            sync.only([1])
+        return sync.only([3]).plans[0].ranks() == [0, 1]
+
+    assert all(launch(5, rank_main))

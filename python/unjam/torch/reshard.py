@@ -266,7 +266,13 @@ class Reshard:
             InvalidArgument: as of :meth:`unjam.reshard.Plan.only`.
         """
         place = {rank: i for i, rank in enumerate(members_of(self._process_group))}
-        numbers = None if ranks is None else [place.get(rank, rank) for rank in ranks]
+        for rank in ranks or ():
+            if rank not in place:
+                raise InvalidArgument(
+                    f"rank {rank!r} is not in the group, which has {sorted(place)}: give ranks of "
+                    "the destination"
+                )
+        numbers = None if ranks is None else [place[rank] for rank in ranks]
         self._named(() if tensors is None else tensors)
         kept = list(self._src) if tensors is None else [n for n in self._src if n in set(tensors)]
         return self._part(kept, lambda plan, names: plan.only(numbers, tensors=names), key)
