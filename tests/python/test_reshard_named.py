@@ -59,3 +59,22 @@ def test_ranks_outside_the_group_are_no_numbers_in_it(launch):
         return sync.only([3]).plans[0].ranks() == [0, 1]
 
     assert all(launch(5, rank_main))
+
+
+def test_a_tensor_that_its_mesh_does_not_have_here_is_refused(launch):
+    """It would never be moved, and nobody would say so; a part looks at the whole's meshes."""
+
+    def rank_main(context, group):
+        sync = made(group)
+        box = {"a": torch.zeros(4)}
+        if context.rank == 2:
+            for call in (sync, sync.only(tensors=["b"])):
+                with pytest.raises(unjam.InvalidArgument, match="'a' of the destination is given"):
+                    call(dst=box)
+                with pytest.raises(unjam.InvalidArgument, match=r"rank 2, .* its mesh \[0\]"):
+                    call(src=box)
+        if context.rank == 1:  # left out by the part alone
+            sync.only(tensors=["b"])._check(box, sync._dst, "destination")
+        return True
+
+    assert all(launch(3, rank_main))

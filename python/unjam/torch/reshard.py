@@ -135,6 +135,7 @@ class Reshard:
         self._key = key
         self._rank = self._group.rank
         members = members_of(group)
+        self._number = members[self._rank]  # as meshes have it
         self._src, self._dst = filled(src, "source"), filled(dst, "destination")
         for one, other, words in (
             (self._src, self._dst, "is in the source, and not in the destination"),
@@ -313,7 +314,8 @@ class Reshard:
             dst: those that are written.
 
         Raises:
-            InvalidArgument: a tensor is missing, or not as it was described; the message names it.
+            InvalidArgument: a tensor is missing, or not as it was described, or its mesh does not
+                have this rank; the message names it.
         """
         for given, specs, where in ((src, self._src, "source"), (dst, self._dst, "destination")):
             self._check(given, specs, where)
@@ -349,6 +351,11 @@ class Reshard:
                 raise InvalidArgument(
                     f"tensor {name!r} was not described as one of the {where}: leave it out, or "
                     "make a new Reshard"
+                )
+            if self._number not in np.ravel(known["mesh"]):
+                raise InvalidArgument(
+                    f"tensor {name!r} of the {where} is given on rank {self._number}, which is not "
+                    f"in its mesh {known['mesh']}: leave it out there"
                 )
             found = spec_of(tensor)
             if found["mesh"] is None:  # its local shape is looked at by the run
