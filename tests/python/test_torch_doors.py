@@ -14,7 +14,7 @@ import stand_ins  # noqa: E402
 import unjam  # noqa: E402
 
 
-SOON_S = 60
+SOON_S = 200
 
 
 def functions(path):
@@ -257,6 +257,115 @@ def test_weights_go_to_vllms_workers(chunk_bytes):
         trainer.send_weights()
     with pytest.raises(unjam.InvalidUsage, match="init_transfer_engine first"):
         engines[0].update_weights({"names": [], "dtype_names": [], "shapes": []})
+
+
+def doors_of(workers, source, chunk_bytes=1):
+    """A trainer's engine, and those of its workers."""
+    stand_ins.install()
+    from unjam.torch.doors.vllm import UnjamEngine, UnjamTrainerEngine, UnjamTrainerInit
+
+    engines = [
+        UnjamEngine(None, stand_ins.parallel(n, workers), torch.device("cpu"), Model())
+        for n in range(workers)
+    ]
+    init = UnjamTrainerInit(workers, chunk_bytes, rank=0)
+    client = Client(engines)
+    return engines, UnjamTrainerEngine.trainer_init(None, init, client=client, source=source)
+
+
+def causes_of(error):
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def ended(engines, trainer):
+    """Whether all have left the job, and say so."""
+    with pytest.raises(unjam.InvalidUsage, match="a transfer has failed"):
+        trainer.send_weights()
+    for engine in engines:
+        with pytest.raises(unjam.InvalidUsage, match="init_transfer_engine first"):
+            engine.update_weights({"names": [], "dtype_names": [], "shapes": []})
+        engine.shutdown()
+    trainer.shutdown()
+    return True
+
+
+@pytest.mark.timeout(SOON_S)
+def test_a_worker_that_cannot_load_ends_the_transfer_everywhere():
+    source = Source()
+    engines, trainer = doors_of(3, source)
+
+    def load_weights(weights):
+        raise RuntimeError("no room for layer0")
+
+    engines[1].model.load_weights = load_weights
+    with pytest.raises(Exception) as caught:  # of the worker that the client asks first
+        trainer.send_weights()
+    assert isinstance(caught.value, (RuntimeError, unjam.UnjamError))
+    assert ended(engines, trainer)
+
+
+@pytest.mark.timeout(SOON_S)
+def test_a_client_that_fails_ends_the_transfer():
+    """No worker ever hears of it, so the trainer would wait for all of them."""
+    engines, trainer = doors_of(2, Source())
+
+    def update_weights(update_info):
+        raise ConnectionError("no such server")
+
+    trainer.client.update_weights = update_weights
+    with pytest.raises(ConnectionError, match="no such server") as caught:
+        trainer.send_weights()
+    assert [type(e) for e in causes_of(caught.value)] == [ConnectionError, unjam.Aborted]
+    for engine in engines:
+        engine.shutdown()
+
+
+@pytest.mark.timeout(SOON_S)
+@pytest.mark.parametrize("what", ["raises", "ends early", "gives more"])
+def test_a_source_that_fails_ends_the_transfer_on_the_workers(what):
+    source = Source()
+    engines, trainer = doors_of(2, source)
+    kind, words = {
+        "raises": (KeyError, "layer4"),
+        "ends early": (unjam.InvalidArgument, "the source gives nothing"),
+        "gives more": (unjam.InvalidArgument, "gives 'extra', too"),
+    }[what]
+
+    class Wrong(Source):
+        def __iter__(self):
+            for name, x in super().__iter__():
+                if name == "layer4" and what == "raises":
+                    raise KeyError(name)
+                if name == "layer4" and what == "ends early":
+                    return
+                yield name, x
+            if what == "gives more":
+                yield "extra", torch.ones(1)
+
+    trainer.source = Wrong()
+    with pytest.raises(kind, match=words) as caught:
+        trainer.send_weights()
+    # What the workers said is not lost.
+    assert any(isinstance(e, unjam.Peer) for e in causes_of(caught.value))
+    assert ended(engines, trainer)
+
+
+@pytest.mark.timeout(SOON_S)
+def test_a_second_init_leaves_the_first_job():
+    stand_ins.install()
+    from unjam.torch.doors.vllm import UnjamTrainerEngine, UnjamTrainerInit
+
+    engines, first = doors_of(2, Source())
+    old = [engine._job for engine in engines]
+    second = UnjamTrainerEngine.trainer_init(
+        None, UnjamTrainerInit(2, rank=0), client=first.client, source=Source()
+    )
+    assert all(job._context.closed for job in old)
+    second.send_weights()
+    for engine in (*engines, first, second):
+        engine.shutdown()
 
 
 def test_what_is_wrong_with_an_update_is_named():
