@@ -136,6 +136,89 @@ def test_copies_that_have_failed_are_out_of_use(launch):
     assert all(launch(2, rank_main))
 
 
+def test_copies_take_any_strides_and_shapes(launch):
+    from unjam.torch.doors.copies import Copies
+
+    def rank_main(context, group):
+        copies = Copies(group)
+        one = torch.full((9,), 3.0)[::9]  # one element, its stride is not 1
+        wide = torch.arange(6.0).reshape(2, 3)
+        row = torch.tensor([1 + 2j, 3j, 4])
+
+        def pairs():
+            return [
+                (one, torch.zeros(1, 9)[:, ::9]),
+                (one.reshape(()), torch.zeros(())),
+                (wide, torch.zeros(3, 2)),
+                (wide.t(), torch.zeros(2, 6)[:, ::2]),
+                (row.expand(2, 3), torch.zeros(2, 3, dtype=row.dtype)),
+                (torch.zeros(0, 4), torch.zeros(4, 0)),
+            ]
+
+        batch = [(peer, *pair) for peer in range(2) for pair in pairs()]
+        for peer, source, target in batch:
+            copies.send(source, peer)
+            copies.receive(target, peer)
+        copies.run()
+        return [(x.reshape(-1).tolist(), y.reshape(-1).tolist()) for _, x, y in batch]
+
+    for found in launch(2, rank_main):
+        for sent, received in found:
+            assert sent == received
+
+
+def test_what_cannot_be_copied_is_refused_when_it_is_submitted():
+    from unjam.torch.doors.copies import Copies
+
+    z = torch.ones(4, dtype=torch.complex64)
+    with unjam.init_all(1) as contexts:
+        copies = Copies(contexts[0].group())
+        for tensor, words in (
+            (z.conj(), "lazy conjugation"),
+            (z.conj().imag, "lazy conjugation or negation"),
+            (torch.eye(2).to_sparse(), "sparse"),
+            (torch.empty(2, device="meta"), "without memory"),
+        ):
+            for call in (copies.send, copies.receive):
+                with pytest.raises(unjam.InvalidArgument, match=words):
+                    call(tensor, 0)
+        with pytest.raises(unjam.InvalidArgument, match="share memory"):
+            copies.receive(torch.zeros(1).expand(4), 0)
+        with pytest.raises(unjam.InvalidArgument, match="task='a' is no number"):
+            copies.send(z, 0, "a")
+        copies.run()  # nothing was added
+
+
+def test_a_rank_without_memory_ends_the_batch_on_all_ranks(launch, monkeypatch):
+    from unjam.torch.doors import copies as door
+
+    flat = door._Flat
+
+    def made(tensor, is_source):
+        if tensor.numel() == 13:
+            raise MemoryError("no memory for 13")
+        return flat(tensor, is_source)
+
+    monkeypatch.setattr(door, "_Flat", made)
+
+    def rank_main(context, group):
+        copies = door.Copies(group)
+        for size in (13, 12):
+            out = torch.zeros(size)
+            if context.rank:
+                copies.send(torch.ones(size), 0)
+            else:
+                copies.receive(out, 1)
+            if size == 13:
+                with pytest.raises(unjam.InvalidArgument, match="cannot take part: no memory"):
+                    copies.run()
+            else:
+                copies.run()
+        return context.rank == 1 or bool((out == 1).all())
+
+    assert all(launch(2, rank_main))
+
+
 class Source:
     """A trainer's weights, which change."""
 

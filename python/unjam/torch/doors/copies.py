@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from ..._errors import InvalidArgument, InvalidUsage, UnjamError
 from ...group import Group
@@ -117,12 +118,33 @@ class Copies:
         return self._group
 
     def send(self, tensor: torch.Tensor, to: int, task: int | None = None) -> None:
-        """Adds a send to the next batch; the tensor stays untouched until that has run."""
+        """Adds a send to the next batch; the tensor stays untouched until that has run.
+
+        Args:
+            tensor: of any type and any strides.
+            to: a rank of the group, perhaps this one.
+            task: of both ends the same number; None: they are matched in their order.
+
+        Raises:
+            InvalidArgument: no such rank, or a tensor without memory of its own values; the
+                message says what to give.
+        """
         self._sends.append(self._operation(tensor, to, task, "send to"))
 
     def receive(self, tensor: torch.Tensor, source: int, task: int | None = None) -> None:
-        """Adds a receive to the next batch."""
-        self._receives.append(self._operation(tensor, source, task, "receive from"))
+        """Adds a receive to the next batch; see :meth:`send`.
+
+        Raises:
+            InvalidArgument: as there, or elements of the tensor share memory.
+        """
+        operation = self._operation(tensor, source, task, "receive from")
+        shared = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in shared):
+            raise InvalidArgument(
+                f"receive from rank {source}: elements of the tensor share memory, as expand() "
+                "makes them: give one whose elements have their own"
+            )
+        self._receives.append(operation)
 
     def run(self) -> None:
         """Carries out all that was added, and waits for it. All ranks of the group call it.
@@ -164,16 +186,41 @@ class Copies:
             raise InvalidArgument(
                 f"{what} rank {peer!r}: the group has ranks 0 to {self._group.size - 1}"
             )
+        where = f"{what} rank {peer}"
+        if isinstance(tensor, DTensor):
+            raise InvalidArgument(f"{where}: the tensor is a DTensor: give x.to_local()")
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise InvalidArgument(
+                f"{where}: the tensor is sparse or quantized: give the dense ones that it is made of"
+            )
+        if tensor.device.type == "meta":
+            raise InvalidArgument(f"{where}: the tensor is on the device meta, without memory")
+        if tensor.is_conj() or tensor.is_neg():
+            raise InvalidArgument(
+                f"{where}: the tensor is a lazy conjugation or negation: give "
+                "x.resolve_conj().resolve_neg()"
+            )
+        if task is not None and type(task) is not int:
+            raise InvalidArgument(f"{where}: task={task!r} is no number: give an int, or None")
         return Operation(tensor.detach(), peer, task)
 
     def _run(self, sends: dict[int, list[Operation]], receives: dict[int, list[Operation]]) -> None:
-        pieces = self._agreed(sends, receives)
+        """All that can fail on one rank alone does so before the others are told to begin."""
+        wrong = ""
+        sources: dict[int, list[_Flat]] = {}
+        targets: dict[int, list[_Flat]] = {}
+        try:
+            for flats, given, is_source in ((sources, sends, True), (targets, receives, False)):
+                for peer, of in given.items():
+                    flats[peer] = [_Flat(o.tensor, is_source) for o in of]
+        except Exception as error:  # such as no memory for a copy
+            wrong = str(error)
+        pieces = self._agreed(sends, receives, wrong)
         mine = self._group.rank
         # What stays on this rank is no part of a piece.
-        for operation, target in zip(sends.pop(mine, []), receives.pop(mine, []), strict=True):
-            target.tensor.copy_(operation.tensor)
-        sources = {peer: [_Flat(o.tensor, True) for o in of] for peer, of in sends.items()}
-        targets = {peer: [_Flat(o.tensor, False) for o in of] for peer, of in receives.items()}
+        for one, other in zip(sources.pop(mine, []), targets.pop(mine, []), strict=True):
+            other.bytes.copy_(one.bytes)
+            other.finish()
         under_way: deque[tuple[Piece, torch.Tensor, Request]] = deque()
         error: UnjamError | None = None
         for number, piece in enumerate(pieces):
@@ -240,9 +287,17 @@ class Copies:
         self,
         sends: Mapping[int, Sequence[Operation]],
         receives: Mapping[int, Sequence[Operation]],
+        wrong: str,
     ) -> list[Piece]:
-        """The pieces of all ranks, in one order; ranks tell each other only what is new."""
+        """The pieces of all ranks, in one order; ranks tell each other only what is new.
+
+        Args:
+            sends: this rank's.
+            receives: likewise.
+            wrong: why this rank cannot take part; empty: it can.
+        """
         mine = {
+            "wrong": wrong,
             "sends": {peer: _told(of) for peer, of in sends.items()},
             "receives": {peer: _told(of) for peer, of in receives.items()},
             "same": _same_sources(sends),
@@ -278,7 +333,8 @@ class _Flat:
             else torch.empty_like(tensor, memory_format=torch.contiguous_format)
         )
         self._own = own
-        self.bytes = own.reshape(-1).view(torch.uint8)
+        # A tensor of one element is contiguous with any strides, and view() takes 1 alone.
+        self.bytes = own.as_strided((own.numel(),), (1,)).view(torch.uint8)
 
     def finish(self) -> None:
         if self._target is not None:
@@ -324,6 +380,8 @@ def _same_sources(sends: Mapping[int, Sequence[Operation]]) -> dict[int, list[in
 def _check(told: Sequence[Mapping[str, Any]]) -> None:
     """Whether all sends have their receives."""
     for rank, each in enumerate(told):
+        if each["wrong"]:
+            raise _Unfit(f"rank {rank} cannot take part: {each['wrong']}. Nothing was moved")
         if each["limits"] != told[0]["limits"]:
             raise _Unfit(
                 f"piece_bytes and window are {each['limits']} on rank {rank} and "
