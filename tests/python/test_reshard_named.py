@@ -78,3 +78,24 @@ def test_a_tensor_that_its_mesh_does_not_have_here_is_refused(launch):
         return True
 
     assert all(launch(3, rank_main))
+
+
+def test_a_part_without_a_dead_rank_says_who_is_gone(launch):
+    """Its group still has that rank; nobody waits for it."""
+
+    def rank_main(context, group):
+        sync = Reshard({"a": spec(0)}, {"a": spec(1, 2)}, group)
+        if context.rank == 2:
+            context.abort()
+            return True
+        while 2 not in context.absent():
+            pass
+        box = {"a": torch.zeros(4)}
+        side = {"src": box} if context.rank == 0 else {"dst": box}
+        with pytest.raises(unjam.Peer, match="rank 2"):
+            sync.without([2])(**side)
+        plan = sync.plans[0].without([2], renumber=True)
+        plan.run(group.shrink(), **side, key="after").wait(SOON_S)
+        return True
+
+    assert all(launch(3, rank_main))

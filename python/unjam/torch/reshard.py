@@ -228,6 +228,10 @@ class Reshard:
     ) -> Reshard:
         """The same without some ranks' replicas, and without some tensors. Asks nobody.
 
+        For ranks that live: all ranks of the group call what it gives, those left out, too. The
+        group stays the same, so with a rank that has died each call ends with an error. Then run
+        ``Plan.without(ranks, renumber=True)`` in the group that :meth:`unjam.Group.shrink` gives.
+
         See :meth:`unjam.reshard.Plan.without`.
 
         Args:
@@ -316,6 +320,7 @@ class Reshard:
         Raises:
             InvalidArgument: a tensor is missing, or not as it was described, or its mesh does not
                 have this rank; the message names it.
+            Peer: a rank of the group is known to be gone.
         """
         for given, specs, where in ((src, self._src, "source"), (dst, self._dst, "destination")):
             self._check(given, specs, where)
