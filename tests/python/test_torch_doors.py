@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 import stand_ins  # noqa: E402
 import unjam  # noqa: E402
 
-
 SOON_S = 200
 
 
@@ -165,6 +164,28 @@ def test_copies_take_any_strides_and_shapes(launch):
     for found in launch(2, rank_main):
         for sent, received in found:
             assert sent == received
+
+
+def test_copies_that_are_closed_keep_no_groups(launch):
+    from unjam.torch.doors.copies import Copies
+
+    def rank_main(context, group):
+        for turn in range(2):  # under the same key again
+            copies = Copies(group)
+            x, out = torch.full((4,), turn + 1.0), torch.zeros(4)
+            copies.send(x, 1 - context.rank)
+            copies.receive(out, 1 - context.rank)
+            copies.run()
+            made = list(copies._groups.values())
+            copies.close()
+            copies.close()
+            assert len(made) == 2 and all(each._closed for each in made)
+            assert torch.equal(out, x)
+            with pytest.raises(unjam.InvalidUsage, match="since they are closed"):
+                copies.run()
+        return True
+
+    assert all(launch(2, rank_main))
 
 
 def test_what_cannot_be_copied_is_refused_when_it_is_submitted():

@@ -93,8 +93,9 @@ class Copies:
                 all its ranks call :meth:`run`.
             key: the ordering channel; another one for each of these in a group.
             piece_bytes: what travels at once at most; the same on all ranks.
-            window: how many of these a rank has under way; with ``piece_bytes`` it bounds staging
-                memory.
+            window: how many of these a rank has under way; with ``piece_bytes`` it bounds the
+                memory that pieces are packed in. Tensors that are not contiguous are copied as a
+                whole beside that, for as long as a run takes.
 
         Raises:
             InvalidArgument: a limit below 1.
@@ -177,6 +178,18 @@ class Copies:
                 raise dist.DistBackendError(f"unjam: {error}") from error
             raise
 
+    def close(self) -> None:
+        """Closes the groups that runs have made. May be repeated; then :meth:`run` is refused.
+
+        Raises:
+            InvalidUsage: after a run that failed something is pending; the message names it.
+        """
+        self._broken = self._broken or "they are closed"
+        self._known.clear()
+        for members, group in list(self._groups.items()):
+            group.close()
+            del self._groups[members]
+
     # ---- inside ----
 
     def _operation(self, tensor: torch.Tensor, peer: int, task: int | None, what: str) -> Operation:
@@ -191,7 +204,7 @@ class Copies:
             raise InvalidArgument(f"{where}: the tensor is a DTensor: give x.to_local()")
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise InvalidArgument(
-                f"{where}: the tensor is sparse or quantized: give the dense ones that it is made of"
+                f"{where}: the tensor is sparse or quantized: give the dense ones in it"
             )
         if tensor.device.type == "meta":
             raise InvalidArgument(f"{where}: the tensor is on the device meta, without memory")
