@@ -52,7 +52,7 @@ def dropped(
     gone = sorted(set(ranks) & set(layout.ranks.ravel().tolist()))
     dims = _replicated(layout.ranks.ndim, side, tensors)
     replicas = _replicas(layout.ranks, dims)
-    left = np.ones(len(replicas), bool)
+    left: np.ndarray = np.ones(len(replicas), bool)
     for rank in gone:
         if not dims:
             tensor, placement = _sharded(side, tensors)
@@ -61,7 +61,7 @@ def dropped(
                 f"has ({placement}), so it cannot be left out. Cure: have it on another rank, and "
                 "make a plan of that"
             )
-        left &= ~(replicas == rank).any(axis=1)
+        left = left & np.asarray((replicas != rank).all(axis=1))
         if not left.any():
             raise InvalidArgument(
                 f"rank {rank} is in the {side}'s only replica: without it nothing is left"
@@ -147,10 +147,14 @@ def _taken(
     def merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
         return tuple(p for d, p in enumerate(placements) if d == first or d not in dims)
 
-    field = "src" if side == "source" else "dst"
     return (
         Layout(grid, merged(layout.placements)),
-        [replace(tensor, **{field: merged(_placements(side, tensor))}) for tensor in tensors],
+        [
+            replace(tensor, src=merged(tensor.src))
+            if side == "source"
+            else replace(tensor, dst=merged(tensor.dst))
+            for tensor in tensors
+        ],
     )
 
 

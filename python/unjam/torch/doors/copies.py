@@ -223,11 +223,11 @@ class Copies:
         sources: dict[int, list[_Flat]] = {}
         targets: dict[int, list[_Flat]] = {}
         try:
-            for flats, given, is_source in ((sources, sends, True), (targets, receives, False)):
-                for peer, of in given.items():
-                    flats[peer] = [_Flat(o.tensor, is_source) for o in of]
-        except Exception as error:  # such as no memory for a copy
-            wrong = str(error)
+            for made, given, is_source in ((sources, sends, True), (targets, receives, False)):
+                for peer, operations in given.items():
+                    made[peer] = [_Flat(o.tensor, is_source) for o in operations]
+        except Exception as failure:  # such as no memory for a copy
+            wrong = str(failure) or type(failure).__name__
         pieces = self._agreed(sends, receives, wrong)
         mine = self._group.rank
         # What stays on this rank is no part of a piece.
