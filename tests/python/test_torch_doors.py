@@ -80,24 +80,33 @@ def test_a_rank_sends_itself_what_has_gaps(launch):
 
 
 def test_after_an_error_what_has_gaps_is_as_it_was(launch):
+    """The piece is under way when its sender goes."""
     from unjam.torch.doors.copies import Copies
 
+    begun = threading.Event()
+
     def rank_main(context, group):
-        copies = Copies(group, piece_bytes=64, window=1)
+        copies = Copies(group)
         x = torch.ones(64, 64)
         out = torch.full((64, 64), 7.0).t()
+        agreed, end = copies._agreed, copies._end
+
+        def gone(*operations):
+            agreed(*operations)
+            assert begun.wait(SOON_S)
+            context.abort()
+            raise unjam.Aborted("gone")
+
+        def ending(*arguments):
+            begun.set()
+            return end(*arguments)
+
         if context.rank == 0:
             copies.send(x, 1)
-            agreed = copies._agreed
-
-            def gone(*operations):
-                agreed(*operations)
-                context.abort()
-                raise unjam.Aborted("gone")
-
             copies._agreed = gone
         else:
             copies.receive(out, 0)
+            copies._end = ending
         with pytest.raises(torch.distributed.DistBackendError):
             copies.run()
         return bool((out == 7).all())

@@ -52,7 +52,7 @@ def dropped(
     gone = sorted(set(ranks) & set(layout.ranks.ravel().tolist()))
     dims = _replicated(layout.ranks.ndim, side, tensors)
     replicas = _replicas(layout.ranks, dims)
-    left: np.ndarray = np.ones(len(replicas), bool)
+    left = np.ones(len(replicas), bool)
     for rank in gone:
         if not dims:
             tensor, placement = _sharded(side, tensors)
@@ -61,7 +61,7 @@ def dropped(
                 f"has ({placement}), so it cannot be left out. Cure: have it on another rank, and "
                 "make a plan of that"
             )
-        left = left & np.asarray((replicas != rank).all(axis=1))
+        left[(replicas == rank).any(axis=1)] = False
         if not left.any():
             raise InvalidArgument(
                 f"rank {rank} is in the {side}'s only replica: without it nothing is left"
@@ -87,7 +87,7 @@ def kept(
         raise InvalidArgument("no destination is left: give ranks of one replica at least")
     dims = _replicated(grid.ndim, "destination", tensors)
     replicas = _replicas(grid, dims)
-    left = np.isin(replicas, sorted(wanted)).any(axis=1)
+    left = np.asarray(np.isin(replicas, sorted(wanted)).any(axis=1))
     missing = sorted(set(replicas[left].ravel().tolist()) - wanted)
     if not missing:
         return _taken(layout, "destination", tensors, dims, left)
