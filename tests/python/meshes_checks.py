@@ -390,6 +390,10 @@ def meshes_refuses(here):
             mine, given, "1f1b", microbatches=2, loss_fn=print, meshes=meshes, **options
         )
 
+    def crowded():
+        limits = {"receives": 60, "sends": 60}
+        Pipeline(mine, edges, "gpipe", microbatches=60, loss_fn=print, meshes=CHAIN, **limits)
+
     shard = {"x": (["S(1)"], ["R"])}
     two = {"x": (["R"], ["R", "R"])}
     back = {"x": (["R"], ["S(1)"])}
@@ -409,6 +413,7 @@ def meshes_refuses(here):
         (lambda: Edge(0, 1, layouts={"x": (["P"], ["R"])}), "placement 'P'"),
         (lambda: Edge(0, 1, layouts={"x": ([Partial()], ["R"])}), "a sum that is not made yet"),
         (tried(CHAIN, costs=Costs()), "leave them out"),
+        (crowded, "600 keys under way at a time, and a rank has 512: give lower limits"),
     ):
         kind, words = error_of(wrong)
         assert kind == "InvalidArgument" and said in words, (kind, words, said)

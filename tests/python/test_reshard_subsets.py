@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unjam
-from unjam.reshard import Layout, Plan, Replicate, Shard, Topology, nine
+from unjam.reshard import Layout, Plan, Replicate, Shard, TensorSpec, Topology, nine
 
 SOON_S = 60
 
@@ -64,15 +64,44 @@ def test_ranks_move_up_as_the_group_numbers_them():
     assert left.digest == same.digest
 
 
-def test_the_dimension_that_takes_fewest_ranks_along_goes():
+def test_replicas_that_are_left_need_be_no_grid():
+    """Whatever mesh dimensions they are told apart by."""
     plan = Plan(
         Layout([0], ["R"]),
         Layout(np.arange(1, 13).reshape(2, 6), ["R", "R"]),
         {"a": ((4,), "int32")},
     )
-    assert plan.without([3]).ranks() == [0, 1, 2, 4, 5, 6, 7, 8, 10, 11, 12]  # with 9
+    assert plan.without([3]).ranks() == [0, 1, 2, *range(4, 13)]
     assert plan.only([2, 8]).ranks() == [0, 2, 8]
+    assert plan.only([2, 9]).ranks() == [0, 2, 9]
     assert plan.only(range(1, 7)).ranks() == list(range(7))
+    all_have_all = Plan(
+        Layout([[0, 1], [2, 3], [4, 5]], ["R", "R"]), Layout([6], ["R"]), {"a": ((4,), "int32")}
+    )
+    left = all_have_all.without([0, 3, 4, 5])
+    assert left.ranks() == [1, 2, 6] and left.check() == 4
+    assert left.without([2]).ranks() == [1, 6]
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+def test_shards_stay_where_they_are_between_replicated_dimensions(dims):
+    """Each rank that is left has the part that it had; layouts of their own have tensors, too."""
+    grid, placements = np.arange(12).reshape(2, 3, 2), np.array(["R", "R", "S(0)"])
+    own = np.array(["R", "R", "S(1)"])
+    plan = Plan(
+        Layout([12], ["R"]),
+        Layout(grid.transpose(dims), placements[list(dims)].tolist()),
+        {
+            "a": ((5, 3), "int32"),
+            "b": TensorSpec((4, 3), "int32", None, None, own[list(dims)].tolist()),
+        },
+    )
+    left = plan.without([3, 4])  # with 2 and 5
+    assert left.ranks() == [0, 1, *range(6, 13)] and left.check() == 4 * 15 + 4 * 12
+    part = plan.only([6, 7, 10, 11])
+    assert part.ranks() == [6, 7, 10, 11, 12] and part.check() == 2 * 15 + 2 * 12
+    for rank in (6, 7, 10, 11):
+        assert parts_of(left, rank) == parts_of(part, rank) == parts_of(plan, rank)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 import stand_ins  # noqa: E402
 import unjam  # noqa: E402
 
+SOON_S = 200
+
 
 def functions(path):
     """Pairs: what upstream has, and what a module gives for it."""
@@ -59,6 +61,192 @@ def test_without_the_library_the_error_says_so(door, library, monkeypatch):
     monkeypatch.setitem(sys.modules, door, None)
     with pytest.raises(ImportError, match=f"is not here: install .*{library}"):
         importlib.import_module(f"unjam.torch.doors.{door}")
+
+
+def test_a_rank_sends_itself_what_has_gaps(launch):
+    """No piece fills it: what stays is copied once, and not written over by an empty copy."""
+    from unjam.torch.doors.copies import Copies
+
+    def rank_main(context, group):
+        copies = Copies(group)
+        x = torch.arange(12.0).reshape(3, 4)
+        out = torch.zeros(4, 3).t()
+        copies.send(x, context.rank)
+        copies.receive(out, context.rank)
+        copies.run()
+        return torch.equal(out, x)
+
+    assert all(launch(2, rank_main))
+
+
+def test_after_an_error_what_has_gaps_is_as_it_was(launch):
+    """The piece is under way when its sender goes."""
+    from unjam.torch.doors.copies import Copies
+
+    begun = threading.Event()
+
+    def rank_main(context, group):
+        copies = Copies(group)
+        x = torch.ones(64, 64)
+        out = torch.full((64, 64), 7.0).t()
+        agreed, end = copies._agreed, copies._end
+
+        def gone(*operations):
+            agreed(*operations)
+            assert begun.wait(SOON_S)
+            context.abort()
+            raise unjam.Aborted("gone")
+
+        def ending(*arguments):
+            begun.set()
+            return end(*arguments)
+
+        if context.rank == 0:
+            copies.send(x, 1)
+            copies._agreed = gone
+        else:
+            copies.receive(out, 0)
+            copies._end = ending
+        with pytest.raises(torch.distributed.DistBackendError):
+            copies.run()
+        return bool((out == 7).all())
+
+    assert all(launch(2, rank_main))
+
+
+def test_copies_that_have_failed_are_out_of_use(launch):
+    """A rank that was late is one use behind: the next run would take the first one's bytes."""
+    from unjam.torch.doors.copies import Copies
+
+    gave_up = threading.Event()
+
+    def rank_main(context, group):
+        copies = Copies(group, key="one")
+        other = 1 - context.rank
+        x, out = torch.ones(4), torch.zeros(4)
+        copies._limit = 0.05 if context.rank == 0 else None
+        if context.rank == 1:
+            assert gave_up.wait(SOON_S)
+        copies.send(x, other)
+        copies.receive(out, other)
+        if context.rank == 0:
+            with pytest.raises(torch.distributed.DistBackendError):
+                copies.run()
+            gave_up.set()
+            with pytest.raises(unjam.InvalidUsage, match="under another key"):
+                copies.run()
+            context.abort()  # rank 1 would wait for it
+        else:
+            with pytest.raises(torch.distributed.DistBackendError):
+                copies.run()
+        return True
+
+    assert all(launch(2, rank_main))
+
+
+def test_copies_take_any_strides_and_shapes(launch):
+    from unjam.torch.doors.copies import Copies
+
+    def rank_main(context, group):
+        copies = Copies(group)
+        one = torch.full((9,), 3.0)[::9]  # one element, its stride is not 1
+        wide = torch.arange(6.0).reshape(2, 3)
+        row = torch.tensor([1 + 2j, 3j, 4])
+
+        def pairs():
+            return [
+                (one, torch.zeros(1, 9)[:, ::9]),
+                (one.reshape(()), torch.zeros(())),
+                (wide, torch.zeros(3, 2)),
+                (wide.t(), torch.zeros(2, 6)[:, ::2]),
+                (row.expand(2, 3), torch.zeros(2, 3, dtype=row.dtype)),
+                (torch.zeros(0, 4), torch.zeros(4, 0)),
+            ]
+
+        batch = [(peer, *pair) for peer in range(2) for pair in pairs()]
+        for peer, source, target in batch:
+            copies.send(source, peer)
+            copies.receive(target, peer)
+        copies.run()
+        return [(x.reshape(-1).tolist(), y.reshape(-1).tolist()) for _, x, y in batch]
+
+    for found in launch(2, rank_main):
+        for sent, received in found:
+            assert sent == received
+
+
+def test_copies_that_are_closed_keep_no_groups(launch):
+    from unjam.torch.doors.copies import Copies
+
+    def rank_main(context, group):
+        for turn in range(2):  # under the same key again
+            copies = Copies(group)
+            x, out = torch.full((4,), turn + 1.0), torch.zeros(4)
+            copies.send(x, 1 - context.rank)
+            copies.receive(out, 1 - context.rank)
+            copies.run()
+            made = list(copies._groups.values())
+            copies.close()
+            copies.close()
+            assert len(made) == 2 and all(each._closed for each in made)
+            assert torch.equal(out, x)
+            with pytest.raises(unjam.InvalidUsage, match="since they are closed"):
+                copies.run()
+        return True
+
+    assert all(launch(2, rank_main))
+
+
+def test_what_cannot_be_copied_is_refused_when_it_is_submitted():
+    from unjam.torch.doors.copies import Copies
+
+    z = torch.ones(4, dtype=torch.complex64)
+    with unjam.init_all(1) as contexts:
+        copies = Copies(contexts[0].group())
+        for tensor, words in (
+            (z.conj(), "lazy conjugation"),
+            (z.conj().imag, "lazy conjugation or negation"),
+            (torch.eye(2).to_sparse(), "sparse"),
+            (torch.empty(2, device="meta"), "without memory"),
+        ):
+            for call in (copies.send, copies.receive):
+                with pytest.raises(unjam.InvalidArgument, match=words):
+                    call(tensor, 0)
+        with pytest.raises(unjam.InvalidArgument, match="share memory"):
+            copies.receive(torch.zeros(1).expand(4), 0)
+        with pytest.raises(unjam.InvalidArgument, match="task='a' is no number"):
+            copies.send(z, 0, "a")
+        copies.run()  # nothing was added
+
+
+def test_a_rank_without_memory_ends_the_batch_on_all_ranks(launch, monkeypatch):
+    from unjam.torch.doors import copies as door
+
+    flat = door._Flat
+
+    def made(tensor, is_source):
+        if tensor.numel() == 13:
+            raise MemoryError("no memory for 13")
+        return flat(tensor, is_source)
+
+    monkeypatch.setattr(door, "_Flat", made)
+
+    def rank_main(context, group):
+        copies = door.Copies(group)
+        for size in (13, 12):
+            out = torch.zeros(size)
+            if context.rank:
+                copies.send(torch.ones(size), 0)
+            else:
+                copies.receive(out, 1)
+            if size == 13:
+                with pytest.raises(unjam.InvalidArgument, match="cannot take part: no memory"):
+                    copies.run()
+            else:
+                copies.run()
+        return context.rank == 1 or bool((out == 1).all())
+
+    assert all(launch(2, rank_main))
 
 
 class Source:
@@ -182,6 +370,115 @@ def test_weights_go_to_vllms_workers(chunk_bytes):
         trainer.send_weights()
     with pytest.raises(unjam.InvalidUsage, match="init_transfer_engine first"):
         engines[0].update_weights({"names": [], "dtype_names": [], "shapes": []})
+
+
+def doors_of(workers, source, chunk_bytes=1):
+    """A trainer's engine, and those of its workers."""
+    stand_ins.install()
+    from unjam.torch.doors.vllm import UnjamEngine, UnjamTrainerEngine, UnjamTrainerInit
+
+    engines = [
+        UnjamEngine(None, stand_ins.parallel(n, workers), torch.device("cpu"), Model())
+        for n in range(workers)
+    ]
+    init = UnjamTrainerInit(workers, chunk_bytes, rank=0)
+    client = Client(engines)
+    return engines, UnjamTrainerEngine.trainer_init(None, init, client=client, source=source)
+
+
+def causes_of(error):
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def ended(engines, trainer):
+    """Whether all have left the job, and say so."""
+    with pytest.raises(unjam.InvalidUsage, match="a transfer has failed"):
+        trainer.send_weights()
+    for engine in engines:
+        with pytest.raises(unjam.InvalidUsage, match="init_transfer_engine first"):
+            engine.update_weights({"names": [], "dtype_names": [], "shapes": []})
+        engine.shutdown()
+    trainer.shutdown()
+    return True
+
+
+@pytest.mark.timeout(SOON_S)
+def test_a_worker_that_cannot_load_ends_the_transfer_everywhere():
+    source = Source()
+    engines, trainer = doors_of(3, source)
+
+    def load_weights(weights):
+        raise RuntimeError("no room for layer0")
+
+    engines[1].model.load_weights = load_weights
+    with pytest.raises(Exception) as caught:  # of the worker that the client asks first
+        trainer.send_weights()
+    assert isinstance(caught.value, (RuntimeError, unjam.UnjamError))
+    assert ended(engines, trainer)
+
+
+@pytest.mark.timeout(SOON_S)
+def test_a_client_that_fails_ends_the_transfer():
+    """No worker ever hears of it, so the trainer would wait for all of them."""
+    engines, trainer = doors_of(2, Source())
+
+    def update_weights(update_info):
+        raise ConnectionError("no such server")
+
+    trainer.client.update_weights = update_weights
+    with pytest.raises(ConnectionError, match="no such server") as caught:
+        trainer.send_weights()
+    assert [type(e) for e in causes_of(caught.value)] == [ConnectionError, unjam.Aborted]
+    for engine in engines:
+        engine.shutdown()
+
+
+@pytest.mark.timeout(SOON_S)
+@pytest.mark.parametrize("what", ["raises", "ends early", "gives more"])
+def test_a_source_that_fails_ends_the_transfer_on_the_workers(what):
+    source = Source()
+    engines, trainer = doors_of(2, source)
+    kind, words = {
+        "raises": (KeyError, "layer4"),
+        "ends early": (unjam.InvalidArgument, "the source gives nothing"),
+        "gives more": (unjam.InvalidArgument, "gives 'extra', too"),
+    }[what]
+
+    class Wrong(Source):
+        def __iter__(self):
+            for name, x in super().__iter__():
+                if name == "layer4" and what == "raises":
+                    raise KeyError(name)
+                if name == "layer4" and what == "ends early":
+                    return
+                yield name, x
+            if what == "gives more":
+                yield "extra", torch.ones(1)
+
+    trainer.source = Wrong()
+    with pytest.raises(kind, match=words) as caught:
+        trainer.send_weights()
+    # What the workers said is not lost.
+    assert any(isinstance(e, unjam.Peer) for e in causes_of(caught.value))
+    assert ended(engines, trainer)
+
+
+@pytest.mark.timeout(SOON_S)
+def test_a_second_init_leaves_the_first_job():
+    stand_ins.install()
+    from unjam.torch.doors.vllm import UnjamTrainerEngine, UnjamTrainerInit
+
+    engines, first = doors_of(2, Source())
+    old = [engine._job for engine in engines]
+    second = UnjamTrainerEngine.trainer_init(
+        None, UnjamTrainerInit(2, rank=0), client=first.client, source=Source()
+    )
+    assert all(job._context.closed for job in old)
+    second.send_weights()
+    for engine in (*engines, first, second):
+        engine.shutdown()
 
 
 def test_what_is_wrong_with_an_update_is_named():

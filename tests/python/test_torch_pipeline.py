@@ -199,3 +199,32 @@ def test_an_executable_order_keeps_its_limits():
             executable(gpipe(2, 2), [], wrong, 1)
     with pytest.raises(ValueError, match="does not lead forward"):
         executable(gpipe(2, 2), [(1, 0)], 1, 1)
+
+
+def test_messages_must_fit_into_a_ranks_keys(monkeypatch):
+    """All forwards first: sends and receives of both sides are under way up to their limits."""
+    from unjam.torch.pipeline import under_way
+
+    monkeypatch.delenv("UNJAM_MAX_ACTIVE_KEYS", raising=False)
+    programs = executable(gpipe(3, 60), [(0, 1), (1, 2)], 40, 40)
+    assert under_way.most_keys(programs[1], lambda message: 1) == 80
+    assert under_way.most_keys(programs[1], lambda message: 0) == 0
+    under_way.check_keys(programs, lambda message: 5, "cpu")
+    with pytest.raises(ValueError, match="row 0 may have 80 keys under way .* a rank has 64"):
+        under_way.check_keys(programs, lambda message: 1, "cuda")
+    with pytest.raises(ValueError, match=r"560 keys .* has 512: give lower limits \(receives="):
+        under_way.check_keys(programs, lambda message: 7, "cpu")
+    monkeypatch.setenv("UNJAM_MAX_ACTIVE_KEYS", "79")
+    with pytest.raises(ValueError, match="a rank has 79"):
+        under_way.check_keys(programs, lambda message: 1, "cpu")
+
+
+def test_an_edge_of_a_type_that_cannot_be_moved_is_named():
+    import numpy as np
+
+    from unjam.torch.pipeline import Edge, Spec
+    from unjam.torch.pipeline.meshes import Route
+
+    meshes = np.array([0]), np.array([1, 2])
+    with pytest.raises(ValueError, match=r"edge 0-1: 'x': torch.complex128 has elements of 16"):
+        Route(Edge(0, 1, ("x",)), {"x": Spec((3,), torch.complex128)}, meshes)

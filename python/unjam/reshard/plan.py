@@ -255,10 +255,10 @@ class Plan:
         names = subset.named(given.tensors, tensors)
         left = [tensor for tensor in given.tensors if tensor.name not in names]
         gone = {_rank_number(rank) for rank in ranks}
-        sides = [
-            subset.dropped(layout, side, left, gone)
-            for layout, side in zip((given.src, given.dst), subset.SIDES, strict=True)
-        ]
+        sides = []
+        for layout, side in zip((given.src, given.dst), subset.SIDES, strict=True):
+            part, left = subset.dropped(layout, side, left, gone)
+            sides.append(part)
         topology = given.topology
         if renumber:
             sides = [subset.renumbered(layout, gone) for layout in sides]
@@ -286,7 +286,7 @@ class Plan:
             left = [tensor for tensor in left if tensor.name in names]
         dst = given.dst
         if ranks is not None:
-            dst = subset.kept(dst, left, [_rank_number(rank) for rank in ranks])
+            dst, left = subset.kept(dst, left, [_rank_number(rank) for rank in ranks])
         return self._part(given.src, dst, left, given.topology)
 
     def _subsets(self) -> _Given:

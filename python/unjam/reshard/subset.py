@@ -1,13 +1,15 @@
 """Parts of a plan: without ranks that are gone, for some destinations only, or for some tensors.
 
-A mesh is a grid, so what is left out is a whole replica: all places of one number in a mesh
-dimension in which every tensor is replicated.
+What is left out is a whole replica: all ranks that have one place in the mesh dimensions in which
+every tensor is replicated. If there are several of these, what is left of their places need be no
+grid, so they become one dimension.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,8 +35,10 @@ def named(tensors: Sequence[Tensor], names: Iterable[str]) -> set[str]:
     return found
 
 
-def dropped(layout: Layout, side: str, tensors: Sequence[Tensor], ranks: Collection[int]) -> Layout:
-    """The layout without the replicas that have one of these ranks.
+def dropped(
+    layout: Layout, side: str, tensors: Sequence[Tensor], ranks: Collection[int]
+) -> tuple[Layout, list[Tensor]]:
+    """The layout without the replicas that have one of these ranks, and tensors that lie on it.
 
     Args:
         layout: of the side.
@@ -45,12 +49,11 @@ def dropped(layout: Layout, side: str, tensors: Sequence[Tensor], ranks: Collect
     Raises:
         InvalidArgument: a rank has parts that no other rank has, or none would be left.
     """
-    grid = layout.ranks
-    for rank in sorted(ranks):
-        places = np.argwhere(grid == rank)
-        if not len(places):
-            continue
-        dims = _replicated(grid.ndim, side, tensors)
+    gone = sorted(set(ranks) & set(layout.ranks.ravel().tolist()))
+    dims = _replicated(layout.ranks.ndim, side, tensors)
+    replicas = _replicas(layout.ranks, dims)
+    left = np.ones(len(replicas), bool)
+    for rank in gone:
         if not dims:
             tensor, placement = _sharded(side, tensors)
             raise InvalidArgument(
@@ -58,18 +61,18 @@ def dropped(layout: Layout, side: str, tensors: Sequence[Tensor], ranks: Collect
                 f"has ({placement}), so it cannot be left out. Cure: have it on another rank, and "
                 "make a plan of that"
             )
-        # That which takes the fewest ranks along.
-        dim = max(dims, key=lambda d: grid.shape[d])
-        if grid.shape[dim] == 1:
+        left[(replicas == rank).any(axis=1)] = False
+        if not left.any():
             raise InvalidArgument(
                 f"rank {rank} is in the {side}'s only replica: without it nothing is left"
             )
-        grid = np.delete(grid, int(places[0][dim]), axis=dim)
-    return _with(layout, grid)
+    return _taken(layout, side, tensors, dims, left)
 
 
-def kept(layout: Layout, tensors: Sequence[Tensor], ranks: Collection[int]) -> Layout:
-    """The destination's layout with these ranks only, which are whole replicas.
+def kept(
+    layout: Layout, tensors: Sequence[Tensor], ranks: Collection[int]
+) -> tuple[Layout, list[Tensor]]:
+    """The destination's layout with these ranks only, which are whole replicas; and its tensors.
 
     Raises:
         InvalidArgument: they are not, or the mesh has not got one.
@@ -82,17 +85,12 @@ def kept(layout: Layout, tensors: Sequence[Tensor], ranks: Collection[int]) -> L
             )
     if not wanted:
         raise InvalidArgument("no destination is left: give ranks of one replica at least")
-    whole: set[int] = set(grid.ravel().tolist())
-    for dim in _replicated(grid.ndim, "destination", tensors):
-        numbers = sorted({int(p[dim]) for rank in wanted for p in np.argwhere(grid == rank)})
-        some = np.take(grid, numbers, axis=dim)
-        found = set(some.ravel().tolist())
-        if found == wanted:
-            return _with(layout, some)
-        whole = min(whole, found, key=len)
-    if whole == wanted:
-        return layout
-    missing = sorted(whole - wanted)
+    dims = _replicated(grid.ndim, "destination", tensors)
+    replicas = _replicas(grid, dims)
+    left = np.asarray(np.isin(replicas, sorted(wanted)).any(axis=1))
+    missing = sorted(set(replicas[left].ravel().tolist()) - wanted)
+    if not missing:
+        return _taken(layout, "destination", tensors, dims, left)
     raise InvalidArgument(
         f"ranks {sorted(wanted)} are no whole replicas of the destination: "
         f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} "
@@ -125,6 +123,39 @@ def _replicated(ndims: int, side: str, tensors: Sequence[Tensor]) -> list[int]:
         for dim in range(ndims)
         if all(isinstance(_placements(side, tensor)[dim], Replicate) for tensor in tensors)
     ]
+
+
+def _replicas(grid: np.ndarray, dims: Sequence[int]) -> np.ndarray:
+    """A row for each place in these mesh dimensions: the ranks that have it."""
+    front = np.moveaxis(grid, dims, range(len(dims)))
+    rows = int(np.prod(front.shape[: len(dims)]))
+    return front.reshape(rows, -1)
+
+
+def _taken(
+    layout: Layout, side: str, tensors: Sequence[Tensor], dims: Sequence[int], left: np.ndarray
+) -> tuple[Layout, list[Tensor]]:
+    """The layout and its tensors with some of the replicas; these dimensions become one."""
+    if left.all():
+        return layout, list(tensors)
+    first, others = dims[0], [d for d in range(layout.ranks.ndim) if d not in dims]
+    shape = [layout.ranks.shape[d] for d in others]
+    grid = _replicas(layout.ranks, dims)[left].reshape(-1, *shape)
+    # No shard changes its place among shards, which is what counts.
+    grid = np.moveaxis(grid, 0, first)
+
+    def merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+        return tuple(p for d, p in enumerate(placements) if d == first or d not in dims)
+
+    return (
+        Layout(grid, merged(layout.placements)),
+        [
+            replace(tensor, src=merged(tensor.src))
+            if side == "source"
+            else replace(tensor, dst=merged(tensor.dst))
+            for tensor in tensors
+        ],
+    )
 
 
 def _sharded(side: str, tensors: Sequence[Tensor]) -> tuple[Tensor, Placement]:

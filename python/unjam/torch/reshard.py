@@ -18,7 +18,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,14 @@ class ReshardWork:
         return [name for r in self._requests for name in r.incomplete(self._limit)]
 
 
+class _Numbered(NamedTuple):
+    """A plan, and which of the whole Reshard's it is: its key has that number in parts, too."""
+
+    number: int
+    names: list[str]
+    plan: Plan
+
+
 class Reshard:
     """Moves tensors by name from one set of ranks, or one layout, to another; planned once.
 
@@ -127,6 +135,7 @@ class Reshard:
         self._key = key
         self._rank = self._group.rank
         members = members_of(group)
+        self._number = members[self._rank]  # as meshes have it
         self._src, self._dst = filled(src, "source"), filled(dst, "destination")
         for one, other, words in (
             (self._src, self._dst, "is in the source, and not in the destination"),
@@ -138,13 +147,14 @@ class Reshard:
                     f"tensor {missing[0]!r} {words} ({len(missing)} such): leave it out of the one "
                     "state_dict, or have it in the other"
                 )
-        self._plans: list[tuple[list[str], Plan]] = []
+        self._plans: list[_Numbered] = []
         by_meshes: dict[str, list[str]] = {}
         for name in sorted(self._src):
             pair = json.dumps([self._src[name]["mesh"], self._dst[name]["mesh"]])
             by_meshes.setdefault(pair, []).append(name)
-        for _, names in sorted(by_meshes.items()):
-            self._plans.append((names, self._plan(names, members, topology, max_bytes)))
+        for number, (_, names) in enumerate(sorted(by_meshes.items())):
+            plan = self._plan(names, members, topology, max_bytes)
+            self._plans.append(_Numbered(number, names, plan))
 
     def _plan(
         self, names: Sequence[str], members: Sequence[int], topology: Topology | None, most: int
@@ -218,6 +228,10 @@ class Reshard:
     ) -> Reshard:
         """The same without some ranks' replicas, and without some tensors. Asks nobody.
 
+        For ranks that live: all ranks of the group call what it gives, those left out, too. The
+        group stays the same, so with a rank that has died each call ends with an error. Then run
+        ``Plan.without(ranks, renumber=True)`` in the group that :meth:`unjam.Group.shrink` gives.
+
         See :meth:`unjam.reshard.Plan.without`.
 
         Args:
@@ -257,7 +271,13 @@ class Reshard:
             InvalidArgument: as of :meth:`unjam.reshard.Plan.only`.
         """
         place = {rank: i for i, rank in enumerate(members_of(self._process_group))}
-        numbers = None if ranks is None else [place.get(rank, rank) for rank in ranks]
+        for rank in ranks or ():
+            if rank not in place:
+                raise InvalidArgument(
+                    f"rank {rank!r} is not in the group, which has {sorted(place)}: give ranks of "
+                    "the destination"
+                )
+        numbers = None if ranks is None else [place[rank] for rank in ranks]
         self._named(() if tensors is None else tensors)
         kept = list(self._src) if tensors is None else [n for n in self._src if n in set(tensors)]
         return self._part(kept, lambda plan, names: plan.only(numbers, tensors=names), key)
@@ -275,16 +295,16 @@ class Reshard:
         part = copy.copy(self)
         part._key = self._key if key is None else key
         part._plans = []
-        for own, plan in self._plans:
+        for number, own, plan in self._plans:
             left = [name for name in own if name in set(names)]
             if left:
-                part._plans.append((left, make(plan, left)))
+                part._plans.append(_Numbered(number, left, make(plan, left)))
         return part
 
     @property
     def plans(self) -> list[Plan]:
         """One for each pair of meshes that tensors have."""
-        return [plan for _, plan in self._plans]
+        return [each.plan for each in self._plans]
 
     def __call__(
         self,
@@ -298,7 +318,9 @@ class Reshard:
             dst: those that are written.
 
         Raises:
-            InvalidArgument: a tensor is missing, or not as it was described; the message names it.
+            InvalidArgument: a tensor is missing, or not as it was described, or its mesh does not
+                have this rank; the message names it.
+            Peer: a rank of the group is known to be gone.
         """
         for given, specs, where in ((src, self._src, "source"), (dst, self._dst, "destination")):
             self._check(given, specs, where)
@@ -306,7 +328,7 @@ class Reshard:
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         # All of it before something is submitted.
         calls = []
-        for names, plan in self._plans:
+        for number, names, plan in self._plans:
             given = src if plan.has(self._group.rank, "src") else None
             mine = {
                 name: _on_host(local_part(given[name])) for name in names if given and name in given
@@ -319,9 +341,9 @@ class Reshard:
                 wanted[name] = target if target.device.type == "cpu" else _empty_as(target)
                 if wanted[name] is not target:
                     copies.append((target, wanted[name]))
-            calls.append((plan, mine, wanted))
-        for i, (plan, mine, wanted) in enumerate(calls):
-            key = self._key if i == 0 else f"{self._key}/{i}"
+            calls.append((number, plan, mine, wanted))
+        for number, plan, mine, wanted in calls:
+            key = self._key if number == 0 else f"{self._key}/{number}"
             requests.append(plan.run(self._group, src=mine, dst=wanted, key=key))
         return ReshardWork(requests, copies, self._limit)
 
@@ -334,6 +356,11 @@ class Reshard:
                 raise InvalidArgument(
                     f"tensor {name!r} was not described as one of the {where}: leave it out, or "
                     "make a new Reshard"
+                )
+            if self._number not in np.ravel(known["mesh"]):
+                raise InvalidArgument(
+                    f"tensor {name!r} of the {where} is given on rank {self._number}, which is not "
+                    f"in its mesh {known['mesh']}: leave it out there"
                 )
             found = spec_of(tensor)
             if found["mesh"] is None:  # its local shape is looked at by the run

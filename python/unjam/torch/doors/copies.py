@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from ..._errors import InvalidArgument, Timeout, UnjamError
+from ..._errors import InvalidArgument, InvalidUsage, UnjamError
 from ...group import Group
 from ...request import Request
 from .._context import group_of, limit_of
@@ -92,8 +93,9 @@ class Copies:
                 all its ranks call :meth:`run`.
             key: the ordering channel; another one for each of these in a group.
             piece_bytes: what travels at once at most; the same on all ranks.
-            window: how many of these a rank has under way; with ``piece_bytes`` it bounds staging
-                memory.
+            window: how many of these a rank has under way; with ``piece_bytes`` it bounds the
+                memory that pieces are packed in. Tensors that are not contiguous are copied as a
+                whole beside that, for as long as a run takes.
 
         Raises:
             InvalidArgument: a limit below 1.
@@ -109,6 +111,7 @@ class Copies:
         self._receives: list[Operation] = []
         self._groups: dict[tuple[int, ...], Group] = {}
         self._known: dict[bytes, list[Piece]] = {}
+        self._broken = ""  # why it is out of use
 
     @property
     def group(self) -> Group:
@@ -116,12 +119,33 @@ class Copies:
         return self._group
 
     def send(self, tensor: torch.Tensor, to: int, task: int | None = None) -> None:
-        """Adds a send to the next batch; the tensor stays untouched until that has run."""
+        """Adds a send to the next batch; the tensor stays untouched until that has run.
+
+        Args:
+            tensor: of any type and any strides.
+            to: a rank of the group, perhaps this one.
+            task: of both ends the same number; None: they are matched in their order.
+
+        Raises:
+            InvalidArgument: no such rank, or a tensor without memory of its own values; the
+                message says what to give.
+        """
         self._sends.append(self._operation(tensor, to, task, "send to"))
 
     def receive(self, tensor: torch.Tensor, source: int, task: int | None = None) -> None:
-        """Adds a receive to the next batch."""
-        self._receives.append(self._operation(tensor, source, task, "receive from"))
+        """Adds a receive to the next batch; see :meth:`send`.
+
+        Raises:
+            InvalidArgument: as there, or elements of the tensor share memory.
+        """
+        operation = self._operation(tensor, source, task, "receive from")
+        shared = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in shared):
+            raise InvalidArgument(
+                f"receive from rank {source}: elements of the tensor share memory, as expand() "
+                "makes them: give one whose elements have their own"
+            )
+        self._receives.append(operation)
 
     def run(self) -> None:
         """Carries out all that was added, and waits for it. All ranks of the group call it.
@@ -129,16 +153,42 @@ class Copies:
         Raises:
             InvalidArgument: on all ranks, if sends and receives do not fit together; the message
                 names both ranks and the first difference. Nothing was moved.
-            dist.DistBackendError: a rank is gone, or late.
+            dist.DistBackendError: a rank is gone, or late. What was to be received is undefined
+                then.
+            InvalidUsage: an earlier run has failed so: make another, under another key.
         """
+        if self._broken:
+            raise InvalidUsage(
+                f"these copies are out of use, since {self._broken}. Cure: make others on all "
+                "ranks, under another key"
+            )
         sends, receives = self._sends, self._receives
         self._sends, self._receives = [], []
+        # Ranks that fail differ in their uses of keys: later ones would get each other's bytes.
+        self._broken = "a run was interrupted"
         try:
             self._run(_by_peer(sends), _by_peer(receives))
-        except (InvalidArgument, dist.DistBackendError):
+            self._broken = ""
+        except _Unfit as error:
+            self._broken = ""  # all ranks know it
+            raise InvalidArgument(str(error)) from None
+        except Exception as error:
+            self._broken = f"a run has failed: {error}"
+            if isinstance(error, UnjamError):
+                raise dist.DistBackendError(f"unjam: {error}") from error
             raise
-        except UnjamError as error:
-            raise dist.DistBackendError(f"unjam: {error}") from error
+
+    def close(self) -> None:
+        """Closes the groups that runs have made. May be repeated; then :meth:`run` is refused.
+
+        Raises:
+            InvalidUsage: after a run that failed something is pending; the message names it.
+        """
+        self._broken = self._broken or "they are closed"
+        self._known.clear()
+        for members, group in list(self._groups.items()):
+            group.close()
+            del self._groups[members]
 
     # ---- inside ----
 
@@ -149,15 +199,41 @@ class Copies:
             raise InvalidArgument(
                 f"{what} rank {peer!r}: the group has ranks 0 to {self._group.size - 1}"
             )
+        where = f"{what} rank {peer}"
+        if isinstance(tensor, DTensor):
+            raise InvalidArgument(f"{where}: the tensor is a DTensor: give x.to_local()")
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise InvalidArgument(
+                f"{where}: the tensor is sparse or quantized: give the dense ones in it"
+            )
+        if tensor.device.type == "meta":
+            raise InvalidArgument(f"{where}: the tensor is on the device meta, without memory")
+        if tensor.is_conj() or tensor.is_neg():
+            raise InvalidArgument(
+                f"{where}: the tensor is a lazy conjugation or negation: give "
+                "x.resolve_conj().resolve_neg()"
+            )
+        if task is not None and type(task) is not int:
+            raise InvalidArgument(f"{where}: task={task!r} is no number: give an int, or None")
         return Operation(tensor.detach(), peer, task)
 
     def _run(self, sends: dict[int, list[Operation]], receives: dict[int, list[Operation]]) -> None:
-        pieces = self._agreed(sends, receives)
+        """All that can fail on one rank alone does so before the others are told to begin."""
+        wrong = ""
+        sources: dict[int, list[_Flat]] = {}
+        targets: dict[int, list[_Flat]] = {}
+        try:
+            for made, given, is_source in ((sources, sends, True), (targets, receives, False)):
+                for peer, operations in given.items():
+                    made[peer] = [_Flat(o.tensor, is_source) for o in operations]
+        except Exception as failure:  # such as no memory for a copy
+            wrong = str(failure) or type(failure).__name__
+        pieces = self._agreed(sends, receives, wrong)
         mine = self._group.rank
-        for operation, target in zip(sends.get(mine, []), receives.get(mine, []), strict=True):
-            target.tensor.copy_(operation.tensor)
-        sources = {peer: [_Flat(o.tensor, True) for o in of] for peer, of in sends.items()}
-        targets = {peer: [_Flat(o.tensor, False) for o in of] for peer, of in receives.items()}
+        # What stays on this rank is no part of a piece.
+        for one, other in zip(sources.pop(mine, []), targets.pop(mine, []), strict=True):
+            other.bytes.copy_(one.bytes)
+            other.finish()
         under_way: deque[tuple[Piece, torch.Tensor, Request]] = deque()
         error: UnjamError | None = None
         for number, piece in enumerate(pieces):
@@ -174,11 +250,11 @@ class Copies:
             under_way.append((piece, data, request))
         while under_way:
             error = self._end(under_way.popleft(), targets) or error
+        if error is not None:
+            raise error  # or what has not come would be copied over what was there
         for of in targets.values():
             for flat in of:
                 flat.finish()
-        if error is not None:
-            raise error
 
     def _packed(self, piece: Piece, flats: Sequence[_Flat]) -> torch.Tensor:
         """The bytes of the piece: a view where they lie in one run, and staging elsewhere."""
@@ -224,9 +300,17 @@ class Copies:
         self,
         sends: Mapping[int, Sequence[Operation]],
         receives: Mapping[int, Sequence[Operation]],
+        wrong: str,
     ) -> list[Piece]:
-        """The pieces of all ranks, in one order; ranks tell each other only what is new."""
+        """The pieces of all ranks, in one order; ranks tell each other only what is new.
+
+        Args:
+            sends: this rank's.
+            receives: likewise.
+            wrong: why this rank cannot take part; empty: it can.
+        """
         mine = {
+            "wrong": wrong,
             "sends": {peer: _told(of) for peer, of in sends.items()},
             "receives": {peer: _told(of) for peer, of in receives.items()},
             "same": _same_sources(sends),
@@ -235,12 +319,9 @@ class Copies:
         text = json.dumps(mine, sort_keys=True).encode()
         digest = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
         all_digests = np.zeros((self._group.size, digest.size), np.uint8)
-        try:
-            self._group.all_gather(digest, all_digests, key=f"{self._key} digests").synchronize(
-                self._limit
-            )
-        except Timeout as error:
-            raise dist.DistBackendError(f"unjam: {error}") from error
+        self._group.all_gather(digest, all_digests, key=f"{self._key} digests").synchronize(
+            self._limit
+        )
         # All ranks look at the same digests, so all know them, or none does.
         known = all_digests.tobytes()
         if known not in self._known:
@@ -248,6 +329,10 @@ class Copies:
             _check(told)
             self._known = {known: _pieces(told, self._piece_bytes)}
         return self._known[known]
+
+
+class _Unfit(Exception):
+    """Ranks' operations do not fit together; all ranks find it."""
 
 
 class _Flat:
@@ -261,7 +346,8 @@ class _Flat:
             else torch.empty_like(tensor, memory_format=torch.contiguous_format)
         )
         self._own = own
-        self.bytes = own.reshape(-1).view(torch.uint8)
+        # A tensor of one element is contiguous with any strides, and view() takes 1 alone.
+        self.bytes = own.as_strided((own.numel(),), (1,)).view(torch.uint8)
 
     def finish(self) -> None:
         if self._target is not None:
@@ -307,8 +393,10 @@ def _same_sources(sends: Mapping[int, Sequence[Operation]]) -> dict[int, list[in
 def _check(told: Sequence[Mapping[str, Any]]) -> None:
     """Whether all sends have their receives."""
     for rank, each in enumerate(told):
+        if each["wrong"]:
+            raise _Unfit(f"rank {rank} cannot take part: {each['wrong']}. Nothing was moved")
         if each["limits"] != told[0]["limits"]:
-            raise InvalidArgument(
+            raise _Unfit(
                 f"piece_bytes and window are {each['limits']} on rank {rank} and "
                 f"{told[0]['limits']} on rank 0: give all ranks the same"
             )
@@ -322,7 +410,7 @@ def _check(told: Sequence[Mapping[str, Any]]) -> None:
                 pair = [of[number] if number < len(of) else None for of in (sent, wanted)]
                 if pair[0] != pair[1]:
                     shown = ["nothing" if x is None else _shown(x) for x in pair]
-                    raise InvalidArgument(
+                    raise _Unfit(
                         f"rank {source} sends {len(sent)} tensors to rank {target}, which expects "
                         f"{len(wanted)}; at number {number} it sends {shown[0]}, and expected is "
                         f"{shown[1]}. Nothing was moved. Cure: submit the same on both ranks, with "

@@ -11,8 +11,10 @@
 It keeps the interface of Megatron-LM at commit 12dd401117694195f260fd884dab26f0746d7523,
 megatron/core/resharding/copy_services/base.py. It has not been run with Megatron itself.
 
-Megatron plans who sends which slice to whom, a copy for each replica. Here slices that one rank
-sends to several go once, in a chain. Tensors on GPUs travel through host memory.
+Megatron plans who sends which slice to whom, a copy for each replica. Here a slice that one rank
+sends to several goes once, in a chain, if all of them are given the same memory. Of slices that are
+not contiguous the caller may make a copy for each; these go one by one. Tensors on GPUs travel
+through host memory.
 """
 
 from __future__ import annotations
@@ -85,3 +87,8 @@ class UnjamCopyService(CopyService):  # type: ignore[misc]  # whose types are no
     def run(self) -> None:
         """Carries out what was submitted, and waits for it; see :meth:`Copies.run`."""
         self._copies.run()
+
+    def close(self) -> None:
+        """Ends the service; see :meth:`Copies.close`."""
+        super().close()
+        self._copies.close()

@@ -21,6 +21,7 @@ be quiet, and no order is agreed on.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 
 from ... import context as _context
-from ..._errors import InvalidArgument, InvalidUsage
+from ..._errors import Aborted, InvalidArgument, InvalidUsage, Peer, Timeout
 from ...group import Group
 from ...reshard import Layout, Plan, Replicate
 from .._reshard_specs import name_of, raw_of
@@ -54,6 +55,7 @@ except ImportError as error:
 
 BACKEND = "unjam"
 CHUNK_BYTES = 1 << 30  # of weights in host memory at once, beside the staging
+_ENDS_S = 60.0  # until workers have noticed that the trainer's block has failed
 
 
 def register() -> None:
@@ -151,8 +153,20 @@ class _Job:
         side = {"src": parts} if self._group.rank == 0 else {"dst": parts}
         return plan.run(self._group, key="weights", **side).synchronize
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Ends what is under way, on all ranks, from any thread: none waits for one that failed."""
+        self._context.abort()
+
+    def abort(self) -> None:
+        """The same, and leaves the job."""
+        self.stop()
         self._context.close()
+
+    def close(self) -> None:
+        try:
+            self._context.close()
+        except InvalidUsage:  # something is pending
+            self.abort()
 
 
 def chunks(sizes: Sequence[int], most: int) -> Iterator[range]:
@@ -179,7 +193,8 @@ class UnjamEngine(WeightTransferEngine):  # type: ignore[misc]
         self._job: _Job | None = None
 
     def init_transfer_engine(self, init_info: UnjamInit) -> None:
-        """Joins the trainer's job; returns when all workers have."""
+        """Joins the trainer's job, and leaves an earlier one; returns when all workers have."""
+        self.shutdown()
         where = self.parallel_config
         worker = where.data_parallel_index * where.world_size + where.rank
         self._job = _Job(init_info.ranks, 1 + worker, init_info.job)
@@ -188,9 +203,22 @@ class UnjamEngine(WeightTransferEngine):  # type: ignore[misc]
         """Does nothing: weights are loaded as they come."""
 
     def receive_weights(self, update_info: UnjamUpdate) -> None:
-        """Receives all tensors and loads them, a chunk at a time."""
+        """Receives all tensors and loads them, a chunk at a time.
+
+        If it fails here, it does so on the trainer and on all workers, which leave the job.
+        """
         if self._job is None:
-            raise InvalidUsage("no job was joined: call init_transfer_engine first")
+            raise InvalidUsage(
+                "no job was joined, or a transfer has failed: call init_transfer_engine first"
+            )
+        try:
+            self._receive(self._job, update_info)
+        except BaseException:
+            job, self._job = self._job, None
+            job.abort()
+            raise
+
+    def _receive(self, job: _Job, update_info: UnjamUpdate) -> None:
         types = [getattr(torch, name) for name in update_info.dtype_names]
         sizes = [
             torch.Size(shape).numel() * dtype.itemsize
@@ -201,7 +229,7 @@ class UnjamEngine(WeightTransferEngine):  # type: ignore[misc]
                 update_info.names[n]: torch.empty(tuple(update_info.shapes[n]), dtype=types[n])
                 for n in numbers
             }
-            self._job.begin(tensors, {name: x.dtype for name, x in tensors.items()})()
+            job.begin(tensors, {name: x.dtype for name, x in tensors.items()})()
             self.model.load_weights([(name, x.to(self.device)) for name, x in tensors.items()])
 
     def finish_weight_update(self) -> None:
@@ -263,8 +291,13 @@ class UnjamTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         if init_info.is_sender:
             name, ranks = _context.unique_id().hex(), 1 + init_info.workers
             # The client's call returns when its workers have joined, for which they need rank 0.
-            with _Beside(client.init_weight_transfer_engine, {"job": name, "ranks": ranks}):
-                job = _Job(ranks, 0, name)
+            try:
+                with _Beside(client.init_weight_transfer_engine, {"job": name, "ranks": ranks}):
+                    job = _Job(ranks, 0, name)
+            except BaseException:
+                if job is not None:
+                    job.abort()
+                raise
         return cls(
             config,
             client=client,
@@ -277,6 +310,8 @@ class UnjamTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
     def send_weights(self) -> None:
         """Sends all that the source gives now, and waits until the workers have loaded it.
 
+        If it fails, it does so on the workers, too, and the engine is out of use.
+
         Raises:
             InvalidArgument: the source gives other tensors than its metadata says.
             UnjamError: a worker is gone.
@@ -286,7 +321,9 @@ class UnjamTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
                 pass
             return
         if self._job is None:
-            raise InvalidUsage("the engine was shut down: make another with trainer_init")
+            raise InvalidUsage(
+                "the engine was shut down, or a transfer has failed: make another with trainer_init"
+            )
         known = list(self.source.metadata())
         self.client.start_weight_update()
         update = {
@@ -296,12 +333,20 @@ class UnjamTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
             "chunk_bytes": self._chunk_bytes,
         }
         sizes = [torch.Size(each.shape).numel() * each.dtype.itemsize for each in known]
-        # The client's call returns when its workers have all of it.
-        with _Beside(self.client.update_weights, update):
-            given = iter(self.source)
-            for numbers in chunks(sizes, self._chunk_bytes):
-                tensors = dict(_next(given, known[n]) for n in numbers)
-                self._job.begin(tensors, {known[n].name: known[n].dtype for n in numbers})()
+        job = self._job
+        try:
+            # The client's call returns when its workers have all of it.
+            with _Beside(self.client.update_weights, update, failed=job.stop):
+                given = _checked(self.source, known)
+                for numbers in chunks(sizes, self._chunk_bytes):
+                    tensors = dict(itertools.islice(given, len(numbers)))
+                    job.begin(tensors, {known[n].name: known[n].dtype for n in numbers})()
+                for _ in given:  # none: it looks whether there are more
+                    pass
+        except BaseException:
+            self._job = None
+            job.abort()
+            raise
         self.client.finish_weight_update()
 
     def shutdown(self) -> None:
@@ -323,17 +368,41 @@ def _next(given: Iterator[tuple[str, torch.Tensor]], known: Any) -> tuple[str, t
     return name, tensor.detach().to("cpu", known.dtype)
 
 
-class _Beside:
-    """A call in a thread of its own while the block runs; what it raises comes out behind that."""
+def _checked(source: Any, known: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A source's tensors. It looks for more of them before it gives the last one."""
+    given = iter(source)
+    for each in known[:-1]:
+        yield _next(given, each)
+    last = [_next(given, each) for each in known[-1:]]
+    more = next(given, None)
+    if more is not None:
+        raise InvalidArgument(
+            f"the source gives {more[0]!r}, too, which is not in its metadata of {len(known)} "
+            "tensors: let both have the same"
+        )
+    yield from last
 
-    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+
+class _Beside:
+    """A call in a thread of its own while the block runs; what it raises comes out behind that.
+
+    If the block raises, `failed` is called, which lets the call come to its end; likewise the other
+    way round. Both errors come out, one as the cause of the other.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], *arguments: Any, failed: Callable[[], None] | None = None
+    ) -> None:
         self._error: BaseException | None = None
+        self._failed = failed
 
         def run() -> None:
             try:
                 call(*arguments)
             except BaseException as error:
                 self._error = error
+                if failed is not None:
+                    failed()
 
         self._thread = threading.Thread(target=run, name="unjam vllm", daemon=True)
 
@@ -345,3 +414,14 @@ class _Beside:
             self._thread.join()
             if self._error is not None:
                 raise self._error
+            return
+        if not isinstance(error, Exception):  # such as Ctrl-C, which must not wait
+            return
+        if self._failed is not None:
+            self._failed()
+        self._thread.join(_ENDS_S)
+        if self._error is None:
+            return
+        if isinstance(error, (Peer, Aborted, Timeout)):  # of which the call says why
+            raise self._error from error
+        error.__cause__ = error.__cause__ or self._error

@@ -17,15 +17,16 @@ from ...pipeline.lower import RECEIVE, SEND, Step
 from ..keys import key, unjam_backend
 from . import backward
 from .batch import Batch, cut, microbatches_of
-from .meshes import Mesh, Routes, check_layouts, meshes_of, row_of
+from .meshes import KEYS, Mesh, Routes, check_layouts, meshes_of, row_of
 from .messages import Mail
 from .order import order_of
 from .shapes import arrived, named_outputs, outputs_of
 from .stages import Edge, Spec, Stage, check
+from .under_way import check_keys
 
 TRANSFERS = ("data", "signal")
 _LIMITS = {"cpu": 64, "cuda": 16}  # a rank has 512 keys under way at most, and 64 on CUDA
-_OF_MESHES = 32  # a message between meshes takes several of them
+_OF_MESHES = 32  # a message between meshes takes several of them, see KEYS
 
 
 class StepError(UnjamError, RuntimeError):
@@ -80,7 +81,8 @@ class Pipeline:
                 measurements of what transfers cost, since all results are meaningless.
             receives: how many receives of this rank are under way at most; None: 64, on CUDA 16,
                 between meshes 32.
-            sends: how many sends.
+            sends: how many sends. Of a rank's 512 keys, 64 on CUDA, each message takes one, and
+                between meshes five.
             device: of all tensors; None: that of the first weight.
             name: in front of all keys; another one for each pipeline of a group.
             meshes: of each row of the order, the ranks that compute its stages together: a
@@ -115,9 +117,11 @@ class Pipeline:
         if any(mesh.size > 1 for mesh in self._meshes):
             limit = min(limit, _OF_MESHES)
         limits = (limit if receives is None else receives, limit if sends is None else sends)
-        self._program = executable(
+        programs = executable(
             self.order, [(edge.source, edge.target) for edge in self.edges], *limits
-        )[self._row]
+        )
+        check_keys(programs, self._keys_of, self._device.type)
+        self._program = programs[self._row]
         self._routes = Routes(name, self._group)
         self._edge = {(edge.source, edge.target): edge for edge in self.edges}
         self._taken = {
@@ -239,6 +243,13 @@ class Pipeline:
     def _meshes_of(self, edge: Edge) -> tuple[Mesh, Mesh]:
         rank_of = self.order.rank_of
         return self._meshes[rank_of[edge.source]], self._meshes[rank_of[edge.target]]
+
+    def _keys_of(self, message: Message) -> int:
+        """How many keys it takes at most."""
+        rows = [self.order.rank_of[stage] for stage in message[:2]]
+        if rows[0] == rows[1]:
+            return 0
+        return 1 if all(self._meshes[row].size == 1 for row in rows) else KEYS
 
     def _parts_of(self, edge: Edge, side: str) -> dict[str, Spec]:
         """What this rank has of the edge's outputs, as "src" or "dst" of them."""

@@ -23,8 +23,8 @@ from .stages import Edge, Spec
 
 Mesh = np.ndarray[Any, np.dtype[np.int64]]  # of the group's ranks
 
-# Bundles of one message under way. Of a rank's 512 keys each of its messages takes one more.
-_WINDOW = 4
+_WINDOW = 4  # bundles of one message under way
+KEYS = 1 + _WINDOW  # of a rank, that a message between meshes takes at most
 _MOST_BYTES = 64 << 20  # of staging, of each message
 
 
@@ -177,7 +177,10 @@ class Route:
         tensors = {}
         for name, spec in specs:
             ends = [_layout(self._edge, name, n, self._meshes[n]).placements for n in (0, 1)]
-            dtype = name_of(raw_of(spec.dtype))
+            try:
+                dtype = name_of(raw_of(spec.dtype))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"edge {self._edge}: {name!r}: {error}") from error
             tensors[name] = TensorSpec(spec.shape, dtype, None, ends[back], ends[1 - back])
         try:
             return self._planned(tensors, back) if tensors else None
