@@ -11,14 +11,14 @@ namespace {
 
 // Queues of connectors: linked by a member of theirs, each in one once at most.
 template <class T, class Fifo>
-void push(Fifo& fifo, T* all, std::uint32_t i, std::uint32_t T::*next) {
+void push(Fifo& fifo, T* all, std::uint32_t i, std::uint32_t T::* next) {
   constexpr std::uint32_t kNone = 0xffffffff;
   all[i].*next = kNone;
   (fifo.head == kNone ? fifo.head : all[fifo.tail].*next) = i;
   fifo.tail = i;
 }
 template <class T, class Fifo>
-std::uint32_t pop(Fifo& fifo, T* all, std::uint32_t T::*next) {
+std::uint32_t pop(Fifo& fifo, T* all, std::uint32_t T::* next) {
   const std::uint32_t i = fifo.head;
   fifo.head = all[i].*next;
   return i;
