@@ -80,7 +80,8 @@ class Checkout:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.build = place / "build"
-        for part in ("cmake", "include", "src", "tests/unit", "tests/support", "tests/fixtures"):
+        tests = ("tests/unit", "tests/support", "tests/net", "tests/fixtures")
+        for part in ("cmake", "include", "src", *tests):
             shutil.copytree(ROOT / part, place / part)
         shutil.copy2(ROOT / "CMakeLists.txt", place)
         if (ROOT / ".venv").exists():
