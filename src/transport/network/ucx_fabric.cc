@@ -26,8 +26,8 @@ constexpr std::int64_t kPatienceMs = 1000;
 
 // An address: a word of ours, a checksum of the rest, the key, and each worker's address behind its
 // length.
-constexpr std::uint64_t kMagic = 0x3161'7867'6d6a'6e75ull;  // "unjmgxa1"
-constexpr std::size_t kChecksumAt = sizeof(kMagic), kKeyAt = 2 * sizeof(std::uint64_t);
+constexpr std::uint64_t kUcxAddressMagic = 0x3161'7867'6d6a'6e75ull;  // "unjmgxa1"
+constexpr std::size_t kChecksumAt = sizeof(kUcxAddressMagic), kKeyAt = 2 * sizeof(std::uint64_t);
 
 std::uint64_t word_at(const std::string& text, std::size_t at) {
   std::uint64_t word = 0;
@@ -205,7 +205,7 @@ std::string UcxFabric::invite(std::uint32_t p) {
     ucx_.worker_release_address(worker, address);
   }
   const std::uint64_t checksum = hash_bytes(std::string_view(text).substr(kKeyAt));
-  std::memcpy(text.data(), &kMagic, sizeof(kMagic));
+  std::memcpy(text.data(), &kUcxAddressMagic, sizeof(kUcxAddressMagic));
   std::memcpy(text.data() + kChecksumAt, &checksum, sizeof(checksum));
   return text;
 }
@@ -221,7 +221,7 @@ bool UcxFabric::meet(std::uint32_t p, const std::string& address, std::string& e
     return false;
   };
   std::size_t at = kKeyAt + sizeof(peer.key);
-  if (address.size() < at || word_at(address, 0) != kMagic ||
+  if (address.size() < at || word_at(address, 0) != kUcxAddressMagic ||
       word_at(address, kChecksumAt) != hash_bytes(std::string_view(address).substr(kKeyAt))) {
     return bad();
   }
