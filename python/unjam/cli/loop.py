@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from .._errors import InvalidArgument, UnjamError
 from ._console import cell, make_console, make_table, print_block, print_json, print_title, whole
-from ._outputs import file_to_write, write
+from ._outputs import check_picture, file_to_write, write
 from ._parser import print_help
 from ._streams import complain
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from ..loop import Plan
 
 _ARCHS = ("sm_80", "sm_90a")
-_ENDINGS = (".png", ".svg", ".pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +79,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action is None:
         return print_help(options)
     if options.picture is not None:
-        if options.picture.suffix.lower() not in _ENDINGS:
-            options.parser.error(
-                f"--picture {options.picture}: the ending must be .png, .svg or .pdf"
-            )
-        if importlib.util.find_spec("matplotlib") is None:
-            options.parser.error("--picture needs matplotlib: pip install matplotlib")
+        check_picture(options.parser, options.picture)
     try:
         plan = _plan(options)
         compiled = _compile(plan, options.compile) if options.compile is not None else {}

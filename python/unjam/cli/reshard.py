@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 import statistics
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import InvalidArgument
 from ._console import make_console, make_table, print_json, print_title, seed_number, whole
-from ._outputs import file_to_write, write
+from ._outputs import check_picture, file_to_write, write
 from ._parser import print_help
 from ._streams import complain
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _BAR = 24  # characters of a full bar
 _MOST_ROWS = 64
 _PLANNERS = ("naive", "size", "depth_first", "greedy", "paper", "copies", "plan")
-_ENDINGS = (".png", ".svg", ".pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,12 +82,7 @@ def run(options: argparse.Namespace) -> int:
         return print_help(options)
     command = f"reshard {options.action}"
     if options.picture is not None:
-        if options.picture.suffix.lower() not in _ENDINGS:
-            options.parser.error(
-                f"--picture {options.picture}: the ending must be .png, .svg or .pdf"
-            )
-        if importlib.util.find_spec("matplotlib") is None:
-            options.parser.error("--picture needs matplotlib: pip install matplotlib")
+        check_picture(options.parser, options.picture)
     try:
         if options.action == "bench":
             return _run_bench(options, command)
