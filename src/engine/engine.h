@@ -35,9 +35,9 @@ class Engine : protected Turns<Dev> {
       dev.sync();
       if (shared.quits) break;
       if constexpr (kBatches) {
-        const std::uint32_t wholes = shared.num_in_batch;
-        if (wholes != 0) {
-          dev.run_batch(shared.batch, wholes, shared.turn, [&](std::uint32_t i) {
+        const std::uint32_t tries = shared.num_in_batch;
+        if (tries != 0) {
+          dev.run_batch(shared.batch, tries, shared.turn, [&](std::uint32_t i) {
             phase<&Engine::end_early>(dev, rank, lane, shared, i);
           });
           if (control) phase<&Engine::end_batch>(dev, rank, lane, shared);

@@ -71,17 +71,17 @@ class Intake : protected Endings<Dev> {
   UNJAM_HD void mail(const SlotBatch& slots) {
     for (std::uint32_t begin = 0; begin < rank_.num_lanes; begin += dev_.stride()) {
       const std::uint32_t l = begin + dev_.first();
-      std::uint32_t letters = 0, urgent = 0;
+      std::uint32_t entries = 0, urgent = 0;
       for (std::uint32_t i = 0; l < rank_.num_lanes && i < slots.size(); ++i) {
         const Invocation& inv = rank_.invocations[slots[i]];
         if (l - inv.geometry.first_lane >= inv.geometry.lanes) continue;
-        rank_.mailboxes[l].put(slots[i], letters++);
+        rank_.mailboxes[l].put(slots[i], entries++);
         if (is_urgent(inv)) ++urgent;
       }
       // Lanes that are told may soon end it, and a stream's call have its slot: all have read which
       // lanes are its. (Where that may be there are as many threads as lanes.)
       dev_.sync_control();
-      if (letters == 0) continue;
+      if (entries == 0) continue;
       if (urgent != 0) bump<std::uint64_t>(rank_.mailboxes[l].urgent, urgent);
       if constexpr (requires { dev_.fence_lanes(); }) {
         dev_.fence_lanes();
@@ -89,7 +89,7 @@ class Intake : protected Endings<Dev> {
         dev_.fence();
       }
       // Publishes the invocations, their countdowns, and the places.
-      rank_.mailboxes[l].template show<Dev>(letters);
+      rank_.mailboxes[l].template show<Dev>(entries);
       if (l != lane_index_) dev_.ring(s_.transport.rank, l, RingFor::kWork);
     }
     dev_.sync_control();
@@ -103,8 +103,8 @@ class Intake : protected Endings<Dev> {
            s_.policy.order == OrderPolicy::kFifo && lane_.disorder.expected();
   }
 
-  // Something urgent is in the mailbox, maybe behind many letters, and all that is in the queue is
-  // long: letters are taken in until it is found.
+  // Something urgent is in the mailbox, maybe behind many entries, and all that is in the queue is
+  // long: entries are taken in until it is found.
   UNJAM_HD bool drains_for_urgent() const {
     return lane_.shorts == 0 && load_relaxed_local(mailbox_.urgent) != lane_.urgent_taken;
   }

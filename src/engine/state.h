@@ -115,9 +115,9 @@ struct alignas(16) LaneState {
 };
 
 struct Mailbox : SpscRing<std::uint16_t> {
-  // The producer's: how many of the letters so far want to be looked at soon
+  // The producer's: how many of the entries so far want to be looked at soon
   // (LaneView::is_urgent()). A hint for the consumer, which counts those that it has taken
-  // (LaneState::urgent_taken): relaxed, for one that is seen before its letter is found with it, or
+  // (LaneState::urgent_taken): relaxed, for one that is seen before its entry is found with it, or
   // a moment later.
   alignas(kFalseSharingBytes) std::uint64_t urgent = 0;
 };
