@@ -197,11 +197,16 @@ std::vector<unjam::LocalTensor> parts_of(const unjamReshardPart_t* given, std::s
   return parts;
 }
 
-void take_options(const unjamCallOptions_t* options, unjam::ReshardCall* call) {
+void take_options(const unjamCallOptions_t* options, bool on_host, unjam::ReshardCall* call) {
   if (options == nullptr) return;
   check_struct(options, "options", "unjamCallOptions_t");
-  if (options->stream_order != UNJAM_STREAM_NONE) {
-    refuse("options: a run stands in no stream: give UNJAM_STREAM_NONE");
+  if (options->stream_order == UNJAM_STREAM_ASYNC && !on_host) {
+    call->stream_order = UNJAM_STREAM_ASYNC;
+    call->stream = options->stream;
+  } else if (options->stream_order != UNJAM_STREAM_NONE) {
+    refuse(on_host ? "options: the host device has no streams: give UNJAM_STREAM_NONE"
+                   : "options: a run goes on beside streams: give UNJAM_STREAM_ASYNC, and let the "
+                     "stream wait by unjamStreamWait");
   }
   if (options->algorithm != nullptr && options->algorithm[0] != '\0') {
     refuse("options: a run has no algorithm: the plan says who sends what");
@@ -280,16 +285,11 @@ unjamResult_t unjamReshardRun(unjamReshardPlan_t plan, unjamGroup_t group, const
   return guarded([&] {
     if (plan == nullptr) return invalid("plan is NULL");
     if (unjamResult_t r = unjam::api::check_group(group); r != UNJAM_SUCCESS) return r;
-    if (!group->context->on_host()) {
-      return fail(UNJAM_ERROR_INVALID_USAGE,
-                  "a run needs a context on the host device: make one beside that on the GPU, and "
-                  "give parts in host memory");
-    }
     unjam::ReshardCall call;
     call.src = parts_of(src, nsrc, "src");
     call.dst = parts_of(dst, ndst, "dst");
     call.key = key == nullptr ? "" : key;
-    take_options(options, &call);
+    take_options(options, group->context->on_host(), &call);
     return unjam::api::finish(unjam::run_reshard(plan->shared, *group, std::move(call), request));
   });
 }

@@ -15,6 +15,7 @@
 #include "device/cuda/host/back_off.h"
 #include "device/cuda/host/bind.h"
 #include "device/cuda/host/copy_thread.h"
+#include "device/cuda/host/cuda_boxes.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/daemon_launcher.h"
 #include "device/cuda/host/kernel_launcher.h"
@@ -38,6 +39,7 @@ class CudaDaemon : public StreamDaemon {
         kernels_(o_),
         launcher_(o_, kernels_, copy.cq),
         report_({o_, layout_, kernels_, launcher_}),
+        boxes_(o_.device),
         besides_(options.slots),
         copied_in_(options.slots) {}
 
@@ -57,7 +59,7 @@ class CudaDaemon : public StreamDaemon {
   bool start(std::string& error) {
     const OnDevice on(o_.device);
     if (!allocate(error) || !fill(error) || !make_streams(error) || !kernels_.load(error) ||
-        !set_up_keys(error)) {
+        !set_up_keys(error) || !boxes_.start(error)) {
       return false;
     }
     start_copies();
@@ -73,7 +75,10 @@ class CudaDaemon : public StreamDaemon {
     const OnDevice on(o_.device);
     cudaStreamSynchronize(stream_);
     if (copies_ != nullptr) copies_->stop();
+    boxes_.stop();
   }
+
+  BoxMover* boxes() override { return &boxes_; }
 
   // ---- submission ----
 
@@ -449,6 +454,7 @@ class CudaDaemon : public StreamDaemon {
   KernelLauncher kernels_;
   DaemonLauncher launcher_;
   RankReport report_;
+  CudaBoxes boxes_;
   CudaRank* rank_ = nullptr;
   std::vector<std::uint32_t> free_keys_;
   // Pinned memory.
