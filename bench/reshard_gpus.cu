@@ -369,6 +369,45 @@ int main(int argc, char** argv) {
         ",\n" + report("rows to columns, 4 GiB, each way", variants, static_cast<double>(half) / 2);
   }
 
+  // ---- what that is made of: rows change places; and a copy with gaps on each GPU ----
+  {
+    const std::size_t half = static_cast<std::size_t>(kSide) * kSide / 2 * 4;
+    std::vector<DeviceMemory> from, to;
+    for (int r = 0; r < 2; ++r) {
+      check(cudaSetDevice(r));
+      from.emplace_back(half);
+      to.emplace_back(half + half / kSide);
+    }
+    const std::vector<Tensor> square{{"w", {kSide, kSide}}};
+    const std::int64_t rows[] = {kSide / 2, kSide}, with_gaps[] = {kSide * 4 + 32, 4};
+    std::vector<std::unique_ptr<Plan>> plans;
+    const Act nothing = [](const Member&) {};
+    for (const bool apart : {true, false}) {
+      const std::vector<std::int32_t> here{0, 1}, there{apart ? 1 : 0, apart ? 0 : 1};
+      plans.push_back(std::make_unique<Plan>(here, there, 0, 0, square, UNJAM_FLOAT32,
+                                             std::uint64_t{1} << 30, 16));
+      const unjamReshardPlan_t plan = plans.back()->get();
+      const std::int64_t* const strides = apart ? nullptr : with_gaps;
+      const std::string name = apart ? "unjam, 64 MiB pieces" : "unjam, nothing between GPUs";
+      const Act run = [&, plan, strides, name](const Member& me) {
+        const auto r = static_cast<std::size_t>(me.rank);
+        const unjamReshardPart_t src{sizeof(src), "w",  from[r].get(), UNJAM_FLOAT32,
+                                     2,           rows, nullptr};
+        const unjamReshardPart_t dst{sizeof(dst), "w",  to[r].get(), UNJAM_FLOAT32,
+                                     2,           rows, strides};
+        unjamRequest_t request = nullptr;
+        check(unjamReshardRun(plan, me.all, ("parts " + name).c_str(), &src, 1, &dst, 1, nullptr,
+                              &request));
+        me.wait(request, name);
+      };
+      std::vector<Variant> variants;
+      variants.emplace_back(name, run, nothing);
+      measure(*job, variants, repeats);
+      json += ",\n" + report(apart ? "rows change places, each way" : "rows to rows with gaps",
+                             variants, static_cast<double>(half));
+    }
+  }
+
   if (!json_path.empty()) {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, 0));

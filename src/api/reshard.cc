@@ -16,6 +16,7 @@
 #include "reshard/info.h"
 #include "reshard/nine.h"
 #include "reshard/plan.h"
+#include "reshard/subset.h"
 #include "runtime/context.h"
 #include "runtime/reshard_run.h"
 
@@ -248,6 +249,25 @@ unjamResult_t unjamReshardDestroy(unjamReshardPlan_t plan) {
   if (plan == nullptr) return invalid("plan is NULL");
   delete plan;
   return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamReshardWithout(unjamReshardPlan_t plan, const int32_t* ranks, size_t nranks,
+                                  const char* const* tensors, size_t ntensors, int renumber,
+                                  unjamReshardPlan_t* left) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    if (left == nullptr) return invalid("left is NULL");
+    if (ranks == nullptr && nranks > 0) return invalid("ranks is NULL");
+    if (tensors == nullptr && ntensors > 0) return invalid("tensors is NULL");
+    std::vector<std::string> names;
+    for (size_t i = 0; i < ntensors; ++i) {
+      if (tensors[i] == nullptr) return invalid("a tensor's name is NULL");
+      names.emplace_back(tensors[i]);
+    }
+    *left = new unjamReshardPlanImpl(reshard::make_plan(
+        reshard::without(plan->impl().request, {ranks, ranks + nranks}, names, renumber != 0)));
+    return UNJAM_SUCCESS;
+  });
 }
 
 unjamResult_t unjamReshardInfo(unjamReshardPlan_t plan, int list, char* buffer, size_t bytes,

@@ -69,7 +69,7 @@ inline constexpr std::uint32_t kRowDims = 4;
 struct BoxCopy {
   const std::uint8_t* from = nullptr;
   std::uint8_t* to = nullptr;
-  std::uint64_t rows = 1, row = 1;         // units of a row
+  std::uint64_t rows = 1, row = 1;          // units of a row
   std::int64_t from_step = 0, to_step = 0;  // bytes from one unit of a row to the next
   // Of rows: the last dimension counts fastest.
   std::uint64_t size[kRowDims] = {};

@@ -31,7 +31,8 @@ unsigned char* BoxMemory::take(std::uint64_t bytes, bool stored_into, std::strin
   for (const auto& chunk : chunks_) {
     if (chunk->allocate(bytes, found).ok()) return static_cast<unsigned char*>(found);
   }
-  const std::uint64_t rounded = (bytes + Heap::kAlignment - 1) / Heap::kAlignment * Heap::kAlignment;
+  const std::uint64_t rounded =
+      (bytes + Heap::kAlignment - 1) / Heap::kAlignment * Heap::kAlignment;
   const std::uint64_t added = std::max(kChunkBytes, rounded);
   unsigned char* const memory = mover_.add(added, error);
   if (memory == nullptr) return nullptr;

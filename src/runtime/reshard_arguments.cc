@@ -141,7 +141,8 @@ class Parts {
       return bad(tensor.name, side, "has no data (NULL)");
     }
     std::string error;
-    if (boxes_ != nullptr && !is_empty(shape) && !boxes_->mover().reaches(given->place.data, error)) {
+    if (boxes_ != nullptr && !is_empty(shape) &&
+        !boxes_->mover().reaches(given->place.data, error)) {
       return bad(tensor.name, side, error);
     }
     const bool written = side == kDestination && !is_empty(shape);

@@ -69,13 +69,12 @@ class DeviceMemory : public ReshardMemory {
     done_ = words_ + words;
     std::string error;
     for (std::size_t i = 0; i < bundles; ++i) {
-      unsigned char* const bundle =
-          boxes_.take(static_cast<std::uint64_t>(bytes), receives, error);
+      unsigned char* const bundle = boxes_.take(static_cast<std::uint64_t>(bytes), receives, error);
       if (bundle == nullptr) {
-        return {UNJAM_ERROR_RESOURCES,
-                "no memory for " + std::to_string(bundles) + " bundles of " +
-                    std::to_string(bytes) + " bytes on the device: plan with a smaller max_bytes (" +
-                    error + ")"};
+        return {UNJAM_ERROR_RESOURCES, "no memory for " + std::to_string(bundles) + " bundles of " +
+                                           std::to_string(bytes) +
+                                           " bytes on the device: plan with a smaller max_bytes (" +
+                                           error + ")"};
       }
       all_.push_back(bundle);
       spare_.push_back(bundle);

@@ -8,8 +8,8 @@
 // that it reaches have begun it, for they have completed what comes before, the uses of its keys
 // among it, and it waits for nothing else.
 //
-// On a GPU nothing here waits for the device but finish(), at the end. What is packed is sent behind
-// its kernel, and what is received into memory that was unpacked comes behind that.
+// On a GPU nothing here waits for the device but finish(), at the end. What is packed is sent
+// behind its kernel, and what is received into memory that was unpacked comes behind that.
 //
 // Who hands a bundle on that he did not get sends something all the same, and says so behind it:
 // so keys are used alike on both sides whatever happens, and nobody waits for what does not come.
@@ -175,8 +175,8 @@ class Run : public std::enable_shared_from_this<Run> {
 
   // Of the run's own thread.
   std::vector<std::unique_ptr<Live>> live_;
-  std::vector<Keys> keys_;   // by step
-  std::vector<Word*> words_;  // free ones, in pairs
+  std::vector<Keys> keys_;                                                    // by step
+  std::vector<Word*> words_;                                                  // free ones, in pairs
   std::map<std::pair<std::int32_t, std::uint32_t>, std::deque<Turn>> turns_;  // by child and key
   // For want of room. In order, for keys have one.
   std::deque<std::unique_ptr<Operation>> parked_sends_, parked_;
@@ -279,8 +279,7 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
   return result;
 }
 
-void Run::ask(What what, Live* live, int peer, std::uint32_t key, void* data,
-              std::uint64_t count) {
+void Run::ask(What what, Live* live, int peer, std::uint32_t key, void* data, std::uint64_t count) {
   ++live->open;
   auto operation = std::make_unique<Operation>();
   operation->run = shared_from_this();
@@ -578,17 +577,19 @@ Result Run::carry_out() {
     lose_all();
     gave_up_ = true;
   }
-  if (!gave_up_) copy_own();
   number_keys();
   const std::size_t most = window();
   std::size_t begun = 0;
-  while (begun < mine_->steps.size() || !live_.empty()) {
+  bool copied = gave_up_;
+  while (begun < mine_->steps.size() || !live_.empty() || !copied) {
     // Not more than there is room for: else what is behind would keep the first ones from it.
     while (begun < mine_->steps.size() && live_.size() < most && nothing_parked()) {
       begin(begun++);
       flush();
     }
-    ended(next());
+    // Others wait for what is begun, and nobody for this.
+    if (!std::exchange(copied, true)) copy_own();
+    if (!live_.empty()) ended(next());
   }
   memory_->finish();
   return error_;
@@ -661,7 +662,8 @@ Result Run::prepare() {
   const std::size_t staged = staged_steps(&most_bytes, &receives);
   const std::size_t size = group_.members.size();
   const std::size_t most = std::min(window(), mine_->steps.size());
-  if (Result r = memory_->reserve(std::min(most, staged), most_bytes, 1 + size + 2 * most, receives);
+  if (Result r =
+          memory_->reserve(std::min(most, staged), most_bytes, 1 + size + 2 * most, receives);
       !r.ok()) {
     return r;
   }

@@ -202,7 +202,7 @@ class Tensors {
   // The source's numbers, from pinned memory that stays until the stream has it.
   void fill_source(const Stream& stream) {
     if (!src_.there) return;
-    pinned_ = std::make_unique<PinnedMemory>(src_.part.bytes);
+    if (pinned_ == nullptr) pinned_ = std::make_unique<PinnedMemory>(src_.part.bytes);
     std::memcpy(pinned_->as<unsigned char>(), src_.host.data(), src_.part.bytes);
     check(cudaMemcpyAsync(src_.memory.get(), pinned_->as<unsigned char>(), src_.part.bytes,
                           cudaMemcpyHostToDevice, stream.get()));
@@ -218,8 +218,8 @@ class Tensors {
       fail(what + ": byte " + std::to_string(i) + " of " + std::to_string(found.size()) + " is " +
            std::to_string(found[i]) + ", not " + std::to_string(expected[i]));
     }
-    check(cudaMemset(dst_.memory.get(), kUntouched, found.size()));
-    check(cudaDeviceSynchronize());
+    std::fill(found.begin(), found.end(), kUntouched);
+    check(cudaMemcpy(dst_.memory.get(), found.data(), found.size(), cudaMemcpyHostToDevice));
   }
 
  private:
@@ -332,10 +332,13 @@ __global__ void wait_a_while(std::uint64_t ns) {
   } while (now < begin + ns);
 }
 
-// The source is there late; the thread does not wait, its stream does, and the device is
-// synchronised meanwhile.
+// The source is there late; the thread does not wait, its stream does. Where each rank has a GPU,
+// the device is synchronised meanwhile. (Where two share one, that would wait for the other's
+// stream, which may wait for this rank's next call.)
 void behind_streams(const Job& job, const Case& c) {
   const Plan plan(c);
+  const bool alone = job.ranks() <= device_count();
+  Barrier end(job.ranks());
   job.run([&](const Member& me) {
     const Stream stream;
     Tensors tensors(c, me.rank);
@@ -346,10 +349,11 @@ void behind_streams(const Job& job, const Case& c) {
       tensors.fill_source(stream);
       const unjamRequest_t request = tensors.begin(me, plan.get(), "behind", &stream);
       check(unjamStreamWait(request, stream.get()));
-      check(cudaDeviceSynchronize());
+      check(alone ? cudaDeviceSynchronize() : cudaStreamSynchronize(stream.get()));
       tensors.look("rank " + std::to_string(me.rank) + ", " + c.name + ", behind a stream");
       me.wait(request, c.name);
     }
+    end.meet();  // before memory is freed, which waits for all streams
   });
 }
 

@@ -247,7 +247,7 @@ class DeviceOnHost : public unjam::CudaDriver {
       while (!due() && completions.epoch() == epoch &&
              (timeout_us < 0 ||
               unjam::monotonic_ns() - begun < static_cast<std::uint64_t>(timeout_us) * 1000)) {
-        usleep(20);
+        usleep(100);
       }
     }
     bool synchronize(std::int64_t timeout_us) override { return host_->synchronize(timeout_us); }

@@ -36,8 +36,8 @@ struct Part {
 
 // False: the rank is not in the mesh.
 inline bool part_of(const Tensor& tensor, const Mesh& mesh,
-             const std::vector<Placement>& placements, DType dtype, std::int32_t rank, bool filled,
-             Part* part) {
+                    const std::vector<Placement>& placements, DType dtype, std::int32_t rank,
+                    bool filled, Part* part) {
   const auto at = std::find(mesh.ranks.begin(), mesh.ranks.end(), rank);
   if (at == mesh.ranks.end()) return false;
   const auto position = static_cast<std::size_t>(at - mesh.ranks.begin());
@@ -67,7 +67,8 @@ inline bool part_of(const Tensor& tensor, const Mesh& mesh,
 // One rank's part in a run.
 class Mover {
  public:
-  Mover(std::shared_ptr<const unjam::ReshardPlan> plan, std::int32_t rank) : plan_(std::move(plan)) {
+  Mover(std::shared_ptr<const unjam::ReshardPlan> plan, std::int32_t rank)
+      : plan_(std::move(plan)) {
     for (const Tensor& tensor : plan_->plan().request.tensors) {
       Part part;
       const Request& request = plan_->plan().request;

@@ -33,6 +33,9 @@ unjamConfig_t device_config(std::uint64_t heap = 0) {
   config.device = UNJAM_DEVICE_CUDA;
   config.lanes = 2;
   config.heap_bytes = heap;
+  config.max_active_keys = 64;
+  config.escape_slot_bytes = 4096;
+  config.borrow_slots = 4;
   return config;
 }
 
@@ -46,7 +49,7 @@ class ReshardDevice : public testing::Test {
 
 // Each rank begins two plans in another order, forth and back, some twice.
 TEST_F(ReshardDevice, RandomRequestsInCrossedOrder) {
-  const int cases = kThreadSanitized ? 2 : 3;
+  const int cases = kThreadSanitized ? 3 : 8;
   for (int i = 0; i < cases; ++i) {
     Cases random(mix(base_seed(), static_cast<std::uint64_t>(i)));
     auto [first, second] = there_and_back(random);
@@ -89,11 +92,10 @@ TEST_F(ReshardDevice, ItReadsBehindTheCallersStream) {
     Mover mover(plan, rank.rank);
     DeviceOnHost::Stream& stream = streams[rank.rank];
     mover.blank_sources();
-    unjamRequest_t request =
-        mover.begin(rank.all, "w", [&](unjam::ReshardCall& call) {
-          call.stream_order = UNJAM_STREAM_ASYNC;
-          call.stream = &stream;
-        });
+    unjamRequest_t request = mover.begin(rank.all, "w", [&](unjam::ReshardCall& call) {
+      call.stream_order = UNJAM_STREAM_ASYNC;
+      call.stream = &stream;
+    });
     UNJAM_CHECK(unjamStreamWait(request, &stream));
     if (stream.goes_on()) fail("the stream does not wait");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

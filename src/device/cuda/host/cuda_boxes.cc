@@ -186,8 +186,9 @@ bool CudaBoxes::reaches(const void* memory, std::string& error) {
     return false;
   }
   if (of.type == cudaMemoryTypeDevice && of.device != device_) {
-    error = "is on cuda:" + std::to_string(of.device) + ", and the rank works on cuda:" +
-            std::to_string(device_) + ": give memory of that device";
+    error = "is on cuda:" + std::to_string(of.device) +
+            ", and the rank works on cuda:" + std::to_string(device_) +
+            ": give memory of that device";
     return false;
   }
   return true;

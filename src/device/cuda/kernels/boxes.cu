@@ -1,9 +1,8 @@
 // Copies boxes of tensors within what the device reaches, and casts their elements: a warp a piece
 // of a row, or of several short ones. It waits for nothing.
-#include "device/cuda/kernels/boxes.h"
-
 #include "base/float_types.h"
 #include "device/cast.h"
+#include "device/cuda/kernels/boxes.h"
 
 namespace unjam {
 namespace {
