@@ -2,6 +2,7 @@
 // docs/reshard.md has what it printed. Ranks are threads; all variants take turns, and each ends
 // with a look at every element.
 //
+//
 //   reshard_gpus [--gigabytes 16] [--tensors 300] [--repeats 7] [--nccl PATH] [--json PATH]
 #include <algorithm>
 #include <cstdint>
@@ -376,7 +377,7 @@ int main(int argc, char** argv) {
     for (int r = 0; r < 2; ++r) {
       check(cudaSetDevice(r));
       from.emplace_back(half);
-      to.emplace_back(half + half / kSide);
+      to.emplace_back(half + kSide * 32);
     }
     const std::vector<Tensor> square{{"w", {kSide, kSide}}};
     const std::int64_t rows[] = {kSide / 2, kSide}, with_gaps[] = {kSide * 4 + 32, 4};

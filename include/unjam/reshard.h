@@ -159,8 +159,8 @@ typedef struct {
  * until that stream is done: the run could not go on.
  *
  * Staging memory is at most max_bytes, and none where a bundle lies in one piece in a tensor. On a
- * GPU it comes from the context's heap (unjamMemAlloc) where peers store into it and there is room,
- * else from memory that is kept until the context ends; at most 16 bundles are under way at once.
+ * GPU it is kept for later runs until the context ends, and at most 16 bundles are under way at
+ * once.
  *
  * UNJAM_ERROR_INVALID_ARGUMENT: a part is missing, is not as planned, or the memory of a
  * destination overlaps that of a source; or the group has no such ranks. The message names tensor

@@ -14,19 +14,14 @@ constexpr std::uint64_t kChunkBytes = std::uint64_t{32} << 20;
 
 }  // namespace
 
-BoxMemory::BoxMemory(BoxMover& mover, Heap& heap)
-    : mover_(mover),
-      heap_(heap),
-      words_(mover.pinned() + kEndBytes, BoxMover::kPinnedBytes - kEndBytes) {
+BoxMemory::BoxMemory(BoxMover& mover)
+    : mover_(mover), words_(mover.pinned() + kEndBytes, BoxMover::kPinnedBytes - kEndBytes) {
   auto* const ends = reinterpret_cast<std::uint64_t*>(mover.pinned());
   for (std::uint64_t i = kEnds; i-- > 0;) free_ends_.push_back(ends + i);
 }
 
-unsigned char* BoxMemory::take(std::uint64_t bytes, bool stored_into, std::string& error) {
+unsigned char* BoxMemory::take(std::uint64_t bytes, std::string& error) {
   void* found = nullptr;
-  if (stored_into && heap_.bytes() != 0 && heap_.allocate(bytes, found).ok()) {
-    return static_cast<unsigned char*>(found);
-  }
   const std::lock_guard lock(mutex_);
   for (const auto& chunk : chunks_) {
     if (chunk->allocate(bytes, found).ok()) return static_cast<unsigned char*>(found);
@@ -43,10 +38,6 @@ unsigned char* BoxMemory::take(std::uint64_t bytes, bool stored_into, std::strin
 }
 
 void BoxMemory::give_back(const unsigned char* memory) {
-  if (heap_.holds(memory, 1)) {
-    heap_.free(memory);
-    return;
-  }
   const std::lock_guard lock(mutex_);
   for (const auto& chunk : chunks_) {
     if (chunk->holds(memory, 1)) chunk->free(memory);

@@ -16,14 +16,14 @@ namespace unjam {
 // Any thread.
 class BoxMemory {
  public:
-  // Both outlive this.
-  BoxMemory(BoxMover& mover, Heap& heap);
+  // `mover` outlives this.
+  explicit BoxMemory(BoxMover& mover);
 
   BoxMover& mover() { return mover_; }
 
-  // Of the device. stored_into: peers store there, which they can do themselves in the rank's heap,
-  // if that has room; all other memory is kept for later runs. nullptr: `error`.
-  unsigned char* take(std::uint64_t bytes, bool stored_into, std::string& error);
+  // Of the device, and kept for later runs when it is given back. nullptr: `error`. (Not of the
+  // user's heap: that peers could store straight into it has made no run faster.)
+  unsigned char* take(std::uint64_t bytes, std::string& error);
   void give_back(const unsigned char* memory);
 
   // Of the host, and reached by the device. nullptr: too many are in use.
@@ -41,7 +41,6 @@ class BoxMemory {
 
  private:
   BoxMover& mover_;
-  Heap& heap_;
   Heap words_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Heap>> chunks_;

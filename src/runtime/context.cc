@@ -102,7 +102,7 @@ void Context::start_cuda(Room* rooms) {
   streams_ = daemon.get();
   daemon_ = std::move(daemon);
   if (streams_->boxes() != nullptr) {
-    boxes_ = std::make_unique<BoxMemory>(*streams_->boxes(), *heap_);
+    boxes_ = std::make_unique<BoxMemory>(*streams_->boxes());
   }
 }
 

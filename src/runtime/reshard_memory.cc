@@ -17,7 +17,7 @@ namespace {
 
 class HostMemory : public ReshardMemory {
  public:
-  Result reserve(std::size_t, std::int64_t bytes, std::size_t words, bool) override {
+  Result reserve(std::size_t, std::int64_t bytes, std::size_t words) override {
     bytes_ = bytes;
     words_.assign(words, 0);
     return {};
@@ -56,8 +56,7 @@ class DeviceMemory : public ReshardMemory {
     if (words_ != nullptr) boxes_.give_back_words(words_);
   }
 
-  Result reserve(std::size_t bundles, std::int64_t bytes, std::size_t words,
-                 bool receives) override {
+  Result reserve(std::size_t bundles, std::int64_t bytes, std::size_t words) override {
     // (And one more, for finish().)
     words_ = boxes_.take_words(words + 1);
     if (words_ == nullptr) {
@@ -69,7 +68,7 @@ class DeviceMemory : public ReshardMemory {
     done_ = words_ + words;
     std::string error;
     for (std::size_t i = 0; i < bundles; ++i) {
-      unsigned char* const bundle = boxes_.take(static_cast<std::uint64_t>(bytes), receives, error);
+      unsigned char* const bundle = boxes_.take(static_cast<std::uint64_t>(bytes), error);
       if (bundle == nullptr) {
         return {UNJAM_ERROR_RESOURCES, "no memory for " + std::to_string(bundles) + " bundles of " +
                                            std::to_string(bytes) +

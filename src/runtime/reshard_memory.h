@@ -25,9 +25,8 @@ class ReshardMemory {
   virtual ~ReshardMemory() = default;
 
   // Before anything is submitted: for so many bundles at once, of so many bytes at most, and so
-  // many words. What peers send comes into some of them.
-  virtual Result reserve(std::size_t bundles, std::int64_t bytes, std::size_t words,
-                         bool receives) = 0;
+  // many words.
+  virtual Result reserve(std::size_t bundles, std::int64_t bytes, std::size_t words) = 0;
   // Zero at first. Sends read them and receives write them.
   virtual std::uint64_t* words() = 0;
   // Memory for a bundle, which the next one may have after give_back().

@@ -148,7 +148,7 @@ class Run : public std::enable_shared_from_this<Run> {
                           const Places& places) const;
   void pack(Live& live) const;
   void unpack(const Live& live) const;
-  std::size_t staged_steps(std::int64_t* most_bytes, bool* receives) const;
+  std::size_t staged_steps(std::int64_t* most_bytes) const;
   Result prepare();
   void lose(const reshard::Step& step);
   void lose_all() {
@@ -389,9 +389,8 @@ void Run::copy_own() {
   memory_->copy(copies);
 }
 
-// Steps whose bundles lie in no tensor as they travel, the most bytes of one, and whether peers
-// send some of them here.
-std::size_t Run::staged_steps(std::int64_t* most_bytes, bool* receives) const {
+// Steps whose bundles lie in no tensor as they travel, and the most bytes of one.
+std::size_t Run::staged_steps(std::int64_t* most_bytes) const {
   std::size_t steps = 0;
   for (const reshard::Step& step : mine_->steps) {
     const bool first = step.parent < 0;
@@ -400,7 +399,6 @@ std::size_t Run::staged_steps(std::int64_t* most_bytes, bool* receives) const {
       continue;
     ++steps;
     *most_bytes = std::max(*most_bytes, plan_.bundles[step.bundle].bytes);
-    *receives |= !first;
   }
   return steps;
 }
@@ -658,12 +656,10 @@ Result Run::prepare() {
   }
   memory_ = make_reshard_memory(boxes, std::move(after));
   std::int64_t most_bytes = 0;
-  bool receives = false;
-  const std::size_t staged = staged_steps(&most_bytes, &receives);
+  const std::size_t staged = staged_steps(&most_bytes);
   const std::size_t size = group_.members.size();
   const std::size_t most = std::min(window(), mine_->steps.size());
-  if (Result r =
-          memory_->reserve(std::min(most, staged), most_bytes, 1 + size + 2 * most, receives);
+  if (Result r = memory_->reserve(std::min(most, staged), most_bytes, 1 + size + 2 * most);
       !r.ok()) {
     return r;
   }

@@ -85,7 +85,7 @@ def test_plans_on_gpus(job, before, after, dtype, wanted):
 
 
 def test_elsewhere_is_refused(job):
-    plan = Plan(Layout([0], []), Layout([1], []), {"w": ((4,), "float32")})
+    plan = Plan(Layout([0], [Replicate()]), Layout([1], [Replicate()]), {"w": ((4,), "float32")})
 
     def run(group, rank):
         part = torch.zeros(4)
