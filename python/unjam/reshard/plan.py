@@ -213,8 +213,9 @@ class Plan:
             group: the plan's ranks are numbers in it.
             src: of each name this rank's own part, as ``plan.rank(r)["tensors"]`` has its shape:
                 NumPy arrays, torch tensors or what has the buffer protocol, of any strides. On a
-                GPU: torch tensors of it, or what has ``__cuda_array_interface__``. Raw memory (16-bit integers, bool, bytes) is taken for the plan's type. None, or
-                without entries, where the rank is not in the source mesh.
+                GPU: torch tensors of it, or what has ``__cuda_array_interface__``. Raw memory
+                (16-bit integers, bool, bytes) is taken for the plan's type. None, or without
+                entries, where the rank is not in the source mesh.
             dst: the same of the destination mesh; written. Its memory must not overlap that of
                 `src`.
             key: the ordering channel.
