@@ -275,8 +275,8 @@ MISTAKES = [
         [
             (
                 "    if (t < n) store<To>(places[t].to, convert<To>(values[t]));",
-                "    if (t < n) *reinterpret_cast<To*>(reinterpret_cast<std::uintptr_t>(places[t].to) "
-                "/ sizeof(To) * sizeof(To)) = convert<To>(values[t]);",
+                "    if (t < n) *reinterpret_cast<To*>(reinterpret_cast<std::uintptr_t>("
+                "places[t].to) / sizeof(To) * sizeof(To)) = convert<To>(values[t]);",
             )
         ],
         test="boxes_kernel_test",

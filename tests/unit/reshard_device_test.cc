@@ -235,25 +235,33 @@ TEST_F(ReshardDevice, WhatHasNotComeIsNamed) {
   EXPECT_GT(incomplete, 0u);
 }
 
-// Many bundles of a pair share its keys: hands on in their order, whatever comes first.
+// Many bundles of a pair share its keys, from two sources, with delays in the engines.
 TEST_F(ReshardDevice, ManyBundlesShareKeys) {
   Request request;
-  request.src = Mesh{{1}, {0}};
+  request.src = Mesh{{2}, {0, 3}};
   request.dst = Mesh{{2}, {1, 2}};
   Tensor tensor;
   tensor.name = "w";
   tensor.shape = {200, 1024};
   tensor.src_dtype = tensor.dst_dtype = unjam::DType::kInt32;
-  tensor.src = {{reshard::PlacementKind::kReplicate, 0, 1}};
+  tensor.src = {{reshard::PlacementKind::kShard, 0, 1}};
   tensor.dst = {{reshard::PlacementKind::kReplicate, 0, 1}};
   request.tensors.push_back(tensor);
-  request.topology = reshard::ranks_alone(3);
-  request.options.window = 64;
-  request.options.max_bytes = 64 * 4096;  // a bundle a row
+  request.topology.host = {0, 1, 1, 2};  // so that one rank hands on what both sources have
+  request.topology.nic = {0, 0, 0, 0};
+  request.options.window = 128;
+  request.options.max_bytes = 128 * 4096;  // a bundle a row
   const auto plan = std::make_shared<const ReshardPlan>(reshard::make_plan(std::move(request)));
   ASSERT_GT(plan->plan().bundles.size(), 100u);
+  for (const reshard::Bundle& bundle : plan->plan().bundles) {
+    ASSERT_EQ(bundle.hops[2].parent, bundle.hops[1].rank);
+    ASSERT_EQ(bundle.hops[1].rank, plan->plan().bundles[0].hops[1].rank);
+  }
   for (const bool on_device : {false, true}) {
-    Job job(3, on_device ? device_config() : default_config());
+    unjamConfig_t config = on_device ? device_config() : default_config();
+    config.delay_seed = on_device ? 0 : base_seed();
+    config.delay_max_us = 500;
+    Job job(4, config);
     job.run([&](Rank& rank) {
       Mover mover(plan, rank.rank);
       for (int i = 0; i < 2; ++i) {
