@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from .._devices import HOST
 from .._errors import InvalidArgument, UnjamError
 from ..group import Group
 from ..reshard import Plan, ReshardRequest, Topology, placement_of
@@ -46,6 +47,8 @@ from ._reshard_specs import (
     tensor_of,
     text_of,
 )
+
+_HOST_WINDOW, _DEVICE_WINDOW = 32, 4
 
 ProcessGroup = Any  # of torch, or a Group; None: the default one
 
@@ -159,18 +162,24 @@ class Reshard:
             pair = json.dumps([src["mesh"], dst["mesh"]])
             by_meshes.setdefault((pair, on_gpu), []).append(name)
         for number, ((_, on_gpu), names) in enumerate(sorted(by_meshes.items())):
-            plan = self._plan(names, members, topology, max_bytes)
-            self._plans.append(_Numbered(number, names, plan, group_of(group, on_gpu)))
+            where = group_of(group, on_gpu)
+            plan = self._plan(names, members, topology, max_bytes, _window(where))
+            self._plans.append(_Numbered(number, names, plan, where))
 
     def _plan(
-        self, names: Sequence[str], members: Sequence[int], topology: Topology | None, most: int
+        self,
+        names: Sequence[str],
+        members: Sequence[int],
+        topology: Topology | None,
+        most: int,
+        window: int,
     ) -> Plan:
         src, dst = (
             layout_of(side[names[0]], members, where)
             for side, where in ((self._src, "source"), (self._dst, "destination"))
         )
         tensors = {name: tensor_of(name, self._src[name], self._dst[name]) for name in names}
-        return Plan(src, dst, tensors, topology, max_bytes=most)
+        return Plan(src, dst, tensors, topology, max_bytes=most, window=window)
 
     @staticmethod
     def describe(
@@ -476,9 +485,9 @@ def _move(
         raise InvalidArgument("no rank has called redistribute: those of the source mesh do")
     found = same_of(sources, "the source")
     check_callers(found["mesh"], sources, "the tensor")
-    plan = _one_plan(json.dumps(found), json.dumps(wanted), tuple(members))
     own = group_of(group, on_gpus(own, found, wanted, isinstance(group, Group)))
     where = device_of(own)
+    plan = _one_plan(json.dumps(found), json.dumps(wanted), tuple(members), _window(own))
     target = None
     if members[own.rank] in np.ravel(wanted["mesh"]).tolist():
         local = plan.rank(own.rank)["tensors"][0]["dst"]
@@ -505,10 +514,15 @@ def _move(
 
 
 @functools.lru_cache(maxsize=256)
-def _one_plan(source: str, wanted: str, members: tuple[int, ...]) -> Plan:
+def _one_plan(source: str, wanted: str, members: tuple[int, ...], window: int) -> Plan:
     src, dst = json.loads(source), json.loads(wanted)
     layouts = layout_of(src, members, "source"), layout_of(dst, members, "destination")
-    return Plan(*layouts, {"tensor": tensor_of("tensor", src, dst)})
+    return Plan(*layouts, {"tensor": tensor_of("tensor", src, dst)}, window=window)
+
+
+def _window(group: Group) -> int:
+    """Bundles under way at once: on GPUs a few large ones are faster, with as much staging."""
+    return _DEVICE_WINDOW if group.context._place != HOST else _HOST_WINDOW
 
 
 def _device(kind: str) -> torch.device:
