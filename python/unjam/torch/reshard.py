@@ -344,10 +344,10 @@ class Reshard:
         # All of it before something is submitted.
         calls = []
         for each in self._plans:
-            where = device_of(each.group)
+            device = device_of(each.group)
             given = src if each.plan.has(self._group.rank, "src") else None
             mine = {
-                name: local_part(given[name]).to(where)
+                name: local_part(given[name]).to(device)
                 for name in each.names
                 if given and name in given
             }
@@ -356,7 +356,7 @@ class Reshard:
                 if not dst or name not in dst or not each.plan.has(self._group.rank, "dst"):
                     continue
                 target = local_part(dst[name])
-                wanted[name] = _there(target, where)
+                wanted[name] = _there(target, device)
                 if wanted[name] is not target:
                     copies.append((target, wanted[name]))
             calls.append((each, mine, wanted))
