@@ -97,8 +97,11 @@ class StreamDaemon : public Daemon {
   virtual bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                           std::uint64_t serial, std::string& error) = 0;
 
-  // What packs and unpacks tensors on the device; nullptr: nothing does.
-  virtual BoxMover* boxes() { return nullptr; }
+  // What packs and unpacks tensors on the device; nullptr: `why` nothing does.
+  virtual BoxMover* boxes(std::string& why) {
+    why = "the device library has no kernels for that";
+    return nullptr;
+  }
 
   // Copies what the engine has told of itself into the host's copy of its state (statistics, what
   // runs).

@@ -101,8 +101,8 @@ void Context::start_cuda(Room* rooms) {
   if (daemon == nullptr) throw std::runtime_error(error);
   streams_ = daemon.get();
   daemon_ = std::move(daemon);
-  if (streams_->boxes() != nullptr) {
-    boxes_ = std::make_unique<BoxMemory>(*streams_->boxes());
+  if (BoxMover* const boxes = streams_->boxes(no_boxes_because_); boxes != nullptr) {
+    boxes_ = std::make_unique<BoxMemory>(*boxes);
   }
 }
 

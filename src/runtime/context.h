@@ -53,6 +53,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   bool on_host() const { return streams_ == nullptr; }
   // What resharding has of the rank's GPU; nullptr on the host.
   BoxMemory* boxes() const { return boxes_.get(); }
+  const std::string& no_boxes_because() const { return no_boxes_because_; }
   // Made by a process of which this one is a forked child: not to be touched.
   bool inherited() const { return generation_ != process_generation(); }
 
@@ -309,6 +310,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::unique_ptr<Daemon> daemon_;
   StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
   std::unique_ptr<BoxMemory> boxes_;
+  std::string no_boxes_because_;  // on a GPU
 
   std::mutex shutting_down_;       // one thread at a time does; before mutex_
   mutable std::mutex refreshing_;  // see refreshed()

@@ -646,7 +646,8 @@ Result Run::prepare() {
   BoxMemory* const boxes = context_->boxes();
   if (boxes == nullptr && !context_->on_host()) {
     return {UNJAM_ERROR_INVALID_USAGE,
-            "the device library has no kernels that copy boxes: install both libraries together"};
+            "this rank's GPU cannot pack and unpack tensors (" + context_->no_boxes_because() +
+                "): reshard in host memory, by a context on the host device"};
   }
   std::shared_ptr<void> after;
   if (boxes != nullptr && call_.stream_order == UNJAM_STREAM_ASYNC) {

@@ -284,7 +284,7 @@ class DeviceOnHost : public unjam::CudaDriver {
                     std::string&) override {
       return true;
     }
-    unjam::BoxMover* boxes() override { return &boxes_; }
+    unjam::BoxMover* boxes(std::string&) override { return &boxes_; }
     void refresh(unjam::RankState&) override {}
     std::string footprint() const override { return "{}"; }
 

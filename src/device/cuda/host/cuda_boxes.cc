@@ -13,8 +13,9 @@ namespace unjam {
 namespace {
 
 constexpr unsigned kThreads = 256, kWarps = kThreads / 32;
-// Of addresses, which cost nothing: more than any device has memory.
-constexpr std::uint64_t kAddresses = std::uint64_t{1} << 40;
+// Of addresses, which cost nothing: more than a device has memory, and little beside what there
+// are, for a process may have many ranks.
+constexpr std::uint64_t kAddresses = std::uint64_t{1} << 38;
 // In which memory is added, which is what CUDA hands out.
 constexpr std::uint64_t kUnit = std::uint64_t{2} << 20;
 
@@ -60,9 +61,8 @@ bool CudaBoxes::start(std::string& error) {
   }
   batch_mem_op_ = reinterpret_cast<decltype(batch_mem_op_)>(found);
   blocks_ = static_cast<unsigned>(std::max(1, sms * a_sm));
-  memory_ = create_cuda_arena(device_, kAddresses, kUnit, error);
+  memory_ = reserve_cuda_arena(device_, kAddresses, error);
   if (memory_ == nullptr) return false;
-  added_ = kUnit;
   // Gives the stream its queue, see first_launch.h.
   BoxBatch none;
   void* arguments[] = {&none};

@@ -22,10 +22,17 @@ class CudaBoxes : public BoxMover {
   CudaBoxes(const CudaBoxes&) = delete;
   CudaBoxes& operator=(const CudaBoxes&) = delete;
 
-  // Before anything of the rank runs: it loads the kernel, and allocates.
+  // Before anything of the rank runs: it loads the kernel, and allocates. Others of the process may
+  // be on the device, and wait for this one: so nothing here waits for all that the device does.
   bool start(std::string& error);
   // What is queued has come to its end.
   void stop();
+
+  // Of the device, that was added.
+  std::uint64_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    return added_;
+  }
 
   void* stream() override { return stream_; }
   void enter() override { cudaSetDevice(device_); }
@@ -50,7 +57,7 @@ class CudaBoxes : public BoxMover {
   decltype(&cuStreamBatchMemOp) batch_mem_op_ = nullptr;
   unsigned blocks_ = 1;  // as many as the device has at a time
   FirstLaunch first_launch_;
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<DeviceArena> memory_;
   std::uint64_t added_ = 0;
 };

@@ -59,9 +59,11 @@ class CudaDaemon : public StreamDaemon {
   bool start(std::string& error) {
     const OnDevice on(o_.device);
     if (!allocate(error) || !fill(error) || !make_streams(error) || !kernels_.load(error) ||
-        !set_up_keys(error) || !boxes_.start(error)) {
+        !set_up_keys(error)) {
       return false;
     }
+    // (Without, the rank starts all the same, and cannot reshard.)
+    if (!boxes_.start(boxes_failure_) && boxes_failure_.empty()) boxes_failure_ = "unknown error";
     start_copies();
     report_.start(link_, rank_, control_stream_);
     launcher_.start(link_, rank_, stream_);
@@ -78,7 +80,10 @@ class CudaDaemon : public StreamDaemon {
     boxes_.stop();
   }
 
-  BoxMover* boxes() override { return &boxes_; }
+  BoxMover* boxes(std::string& why) override {
+    why = boxes_failure_;
+    return boxes_failure_.empty() ? &boxes_ : nullptr;
+  }
 
   // ---- submission ----
 
@@ -285,8 +290,9 @@ class CudaDaemon : public StreamDaemon {
 
   void refresh(RankState& copy) override { report_.refresh(copy); }
   std::string footprint() const override {
-    return report_.footprint(
-        {memory_bytes_, pinned_bytes_, copies_.get(), copies_failure_, &needs_engine_});
+    return report_.footprint({memory_bytes_ + boxes_.bytes(),
+                              pinned_bytes_ + BoxMover::kPinnedBytes, copies_.get(),
+                              copies_failure_, &needs_engine_});
   }
 
  private:
@@ -455,6 +461,7 @@ class CudaDaemon : public StreamDaemon {
   DaemonLauncher launcher_;
   RankReport report_;
   CudaBoxes boxes_;
+  std::string boxes_failure_;  // why it did not start
   CudaRank* rank_ = nullptr;
   std::vector<std::uint32_t> free_keys_;
   // Pinned memory.
