@@ -157,7 +157,15 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::unique_lock<std::mutex> look() const;
   std::unique_lock<std::mutex> look_and_reap();
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
+  // A key as find_or_create_key() adds it; nullptr: there cannot be one, and why is in `result`.
+  std::unique_ptr<Key> make_key(unjamGroup& group, const std::string& text, Result& result);
   bool take_device_key(Key& key, Result& result);
+  // Another key that has the same tag, as text; "": there is none.
+  std::string same_tag(const Key& key) const;
+  Key& add_key(unjamGroup& group, std::unique_ptr<Key> key);
+  void open_ledger(Key& key, std::uint64_t done);
+  // Goes on where the key was when it was forgotten. What failed then moves out of the record.
+  void resume(Key& key, KeyRecord& record);
   // A key that stays for as long as this does, also without the lock.
   class Pin {
    public:

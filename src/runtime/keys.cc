@@ -99,28 +99,34 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     return nullptr;
   }
   tidy();
+  std::unique_ptr<Key> key = make_key(group, text, result);
+  if (key == nullptr) return nullptr;
+  Key& added = add_key(group, std::move(key));
+  const auto record = records_.find(added.state.tag);
+  if (record == records_.end()) {
+    open_ledger(added, 0);
+    return &added;
+  }
+  resume(added, record->second);
+  records_.erase(record);
+  move_key(added, resting_place(added));  // one that has failed is only asked for its error
+  return &added;
+}
+
+std::unique_ptr<Key> Context::make_key(unjamGroup& group, const std::string& text, Result& result) {
   auto key = std::make_unique<Key>();
   if (cuda()) {
     // In front of all lookups below, for taking completions tidies up, too.
     if (!take_device_key(*key, result)) return nullptr;
   }
-  const std::uint64_t tag = key_tag(group, text);
   key->name = text;
   key->group = &group;
-  key->state.tag = tag;
+  key->state.tag = key_tag(group, text);
   key->state.group = group.tag;
-  const auto clash = [&](const std::string& other) {
+  if (const std::string other = same_tag(*key); !other.empty()) {
     result = {UNJAM_ERROR_RESOURCES, name_text(text, group.name) + " and " + other +
                                          " have the same 64-bit hash: rename one of them"};
     return nullptr;
-  };
-  if (const auto other = keys_.find(tag); other != keys_.end()) {
-    return clash(name_text(*other->second));
-  }
-  const auto record = records_.find(tag);
-  if (record != records_.end() &&
-      (record->second.group != &group || record->second.check != name_check(text))) {
-    return clash("a key used earlier");
   }
   const std::size_t lanes = memory_->rank().num_lanes, n = group.members.size();
   key->lanes.resize(lanes);
@@ -135,16 +141,32 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     key->engine_state = &key->state;
     key->engine_lanes = key->lanes.data();
   }
+  return key;
+}
+
+std::string Context::same_tag(const Key& key) const {
+  if (const auto other = keys_.find(key.state.tag); other != keys_.end()) {
+    return name_text(*other->second);
+  }
+  const auto record = records_.find(key.state.tag);
+  const bool another = record != records_.end() && (record->second.group != key.group ||
+                                                    record->second.check != name_check(key.name));
+  return another ? "a key used earlier" : "";
+}
+
+Key& Context::add_key(unjamGroup& group, std::unique_ptr<Key> key) {
   Key* p = key.get();
+  const std::string text = p->name;
   std::list<Key*>& idle = places_[static_cast<std::size_t>(KeyPlace::kIdle)];
   p->at = idle.insert(idle.end(), p);
   try {
     keys_.reserve(keys_.size() + 1);
     group.keys.emplace(text, std::move(key));
+    const auto record = records_.find(p->state.tag);
     if (record != records_.end() && record->second.failure != nullptr && !record->second.voided) {
       failing_.push_back(p);
     }
-    keys_.emplace(tag, p);
+    keys_.emplace(p->state.tag, p);
   } catch (...) {
     std::erase(failing_, p);
     idle.erase(p->at);
@@ -152,24 +174,23 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     throw;
   }
   ++group.in_use;
-  const auto write_down = [&](std::uint64_t done) {
-    p->ledger = n == 1 ? nullptr : ledger_->open(tag, group.tag, done);
-  };
-  if (record == records_.end()) {
-    write_down(0);
-    return p;
+  return *p;
+}
+
+void Context::open_ledger(Key& key, std::uint64_t done) {
+  const bool alone = key.group->members.size() == 1;
+  key.ledger = alone ? nullptr : ledger_->open(key.state.tag, key.group->tag, done);
+}
+
+void Context::resume(Key& key, KeyRecord& record) {
+  open_ledger(
+      key, record.failure == nullptr ? record.uses : std::min(record.uses, record.failure->from));
+  key.submitted = key.completed = key.first = key.state.done = record.uses;
+  key.voided = record.voided;
+  if (record.failure != nullptr) {
+    key.failed_from = record.failure->from;
+    key.failed = std::move(record.failure->why);
   }
-  KeyRecord& r = record->second;
-  write_down(r.failure == nullptr ? r.uses : std::min(r.uses, r.failure->from));
-  p->submitted = p->completed = p->first = p->state.done = r.uses;
-  p->voided = r.voided;
-  if (r.failure != nullptr) {
-    p->failed_from = r.failure->from;
-    p->failed = std::move(r.failure->why);
-  }
-  records_.erase(record);
-  move_key(*p, resting_place(*p));  // one that has failed is only asked for its error
-  return p;
 }
 
 Result Context::register_collective(unjamGroup* group, const char* name, const Signature& signature,
