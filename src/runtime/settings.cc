@@ -19,6 +19,7 @@
 
 namespace unjam {
 
+// Long because it is the table of all variables.
 const std::vector<Variable>& variables() {
   static const std::vector<Variable> kVariables = {
       {"UNJAM_DEVICE", &Settings::device, 0, 1, "host|cuda",
