@@ -84,8 +84,8 @@ MISTAKES = [
         KERNELS + "call_by_slots.cuh",
         [
             (
-                "over = steer(r, stream_in(streams[rehearses ? 1 : 0]),",
-                "over = steer(r, stream_in(streams[0]),",
+                "steer_or_rehearse(stream_in(streams[run.rehearses ? 1 : 0]));",
+                "steer_or_rehearse(stream_in(streams[0]));",
             )
         ],
     ),
@@ -212,7 +212,7 @@ MISTAKES = [
     Mistake(
         "a slice with another call's description",
         SLOTS + "steer_several.cuh",
-        [("        if (x.given_of[at] != its) {", "        if (false) {")],
+        [("    if (x.given_of[at] != its) {", "    if (false) {")],
         test="daemon_kernel_test",
         only="DaemonKernel.CallsThatGoTogether",
         seeds=3,

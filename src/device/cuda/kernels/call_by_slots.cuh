@@ -199,6 +199,142 @@ __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bo
   }
 }
 
+// What a block's threads know as they run a call.
+template <class S>
+struct SlotRun {
+  CudaRank& r;
+  const CudaLaunch& launch;
+  Shared& s;
+  OneStreamShared& mine;
+  const S& c;
+  const S& rehearsed;  // another such, to rehearse in
+  const std::uint32_t lane = blockIdx.x, warp = threadIdx.x / 32;
+  const bool steers = warp == 0, publishes = warp == 1;
+  const bool rehearses = warp == blockDim.x / 32 - 1;  // a warp of movers
+  const Stretch w{nullptr, nullptr, 1, 1};             // it has something of every part
+  bool leased = false;
+
+  // What owes nothing to the stream.
+  __device__ __forceinline__ void prepare() {
+    if (threadIdx.x == 0) {
+      mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;
+      if (launch.call.steps.tuning.keeps_places) {
+        r.places.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+      }
+      s.close = Succession::is_close(r, launch) ? 1 : 0;
+      if (blockIdx.x == 0) Succession::say(r, launch);
+    }
+    if (!steers) set_up(c);
+    if (rehearses) set_up_rehearsal(rehearsed);
+    const std::uint32_t attention = approach(r, launch, w, lane, s);
+    if (threadIdx.x == kListener) mine.said = attention;
+  }
+
+  // What the call needs, and the stream's turn, are waited for, or the turn alone.
+  __device__ __forceinline__ void look() {
+    if (steers) {
+      // (Room is waited for in steer(), not here, patient or not.)
+      const Looked looked = look_in_time(r, launch, lane, leased, s, s.close != 0,
+                                         [&](bool) { return look_at_wires(r, c, w); });
+      if (threadIdx.x == 0) {
+        s.ok = looked != Looked::kInVain ? 1 : 0;
+        if (looked == Looked::kAhead && lane == 0) add_relaxed(r.early_calls, 1);
+        CudaDev::store_block(mine.looked, 1u);
+      }
+      sync_block_apart();
+    } else if (rehearses) {
+      // What this barrier is for it learns from `looked`, and from what it is given. It may be
+      // late.
+      arrive_apart();
+    } else {
+      if (!publishes) {
+        with_all_registers(run_slot_leaf_cuda)(rehearsed.s.jobs[kEmptyJob], 0, 1);
+      }
+      if (s.close == 0) wait_and_say_so(s);
+      sync_block_apart();
+    }
+  }
+
+  // By one thread, as soon as it is sure that all will be moved, or, of a call that is not close to
+  // the one in front, when it was.
+  __device__ __forceinline__ void end() const {
+    if (mine.said != 0 && is_call_cancelled(r, launch, mine.said)) return;
+    mine.done = 1;
+    // (The next call's blocks come behind this: then all has ended that is in front of this call.)
+    wait_for_stream();
+    const Ending early = report_early(r, launch, s, [&] {
+      const bool keeps = keeps_next(r, launch);
+      mine.keeps = keeps ? 1 : 0;
+      return keeps;
+    });
+    mine.reports = early.reports;
+    mine.at = early.at;
+  }
+
+  // By the first warp, and by the one that rehearses: both in one place, for what is rehearsed is
+  // this code. `of`: `c`, or `rehearsed`. Whether all is moved.
+  __device__ __forceinline__ bool steer_or_rehearse(const S& of) const {
+    const std::uint32_t heard = load_relaxed_local(r.attention);
+    const auto interrupted = [&](std::uint64_t now, std::uint64_t begun, bool asks_host) {
+      return is_interrupted(r, launch, now, begun, heard, asks_host);
+    };
+    Pace pace;
+    if (launch.call.steps.tuning.paced && steers) {
+      pace = {r.paces + std::size_t{launch.slot} * r.rank.num_lanes,
+              static_cast<std::uint32_t>(launch.serial), launch.call.lanes, lane};
+    }
+    const auto ends = [&] { end(); };
+    return steer(r, of, interrupted, ends, pace, rehearses, steers && s.close != 0);
+  }
+
+  __device__ __forceinline__ static void add(std::uint64_t& figure, std::uint64_t by) {
+    add_relaxed(figure, by);
+  }
+
+  // What each warp does until the call is done, or given up. `over`: the first warp has moved all.
+  __device__ __forceinline__ void move_all(bool over) {
+    const Member m = member_of(launch.call, w, threadIdx.x % 32);
+    if (steers) {
+      if (threadIdx.x == 0 && over && mine.done == 0) end();
+      __syncwarp();
+      if (mine.done == 0) return;
+      // The publisher tells it, or has.
+      tell_end(c, m, true);
+      if (threadIdx.x == kStreamCounter) {
+        LaneStats& stats = r.rank.lanes[lane].stats;
+        count_stream(stats, c, {}, true, add);
+        add_relaxed(stats.completed, 1);
+      }
+    } else if (publishes) {
+      publish_stream(r, c);
+      if (all_moved(c)) poke_in_the_end(r, c, m);
+    } else {
+      move(c);
+    }
+  }
+
+  // Behind a barrier behind all that. Whether this block goes on to serve.
+  __device__ __forceinline__ bool leave_done() const {
+    Ending ending{mine.reports, mine.at};
+    const bool serves = leave(r, launch, lane, true, ending, s);
+    const bool stays = launch.call.steps.tuning.keeps_places && (s.close != 0 || mine.keeps != 0);
+    if (!serves && stays && threadIdx.x == 0) linger(r, launch, mine.keeps != 0);
+    return serves;
+  }
+  __device__ __forceinline__ bool leave_to_engine() const {
+    wait_for_stream();  // it may not have been its turn, and what follows lets the next call come
+    if (steers) {
+      tell_ends(r, c, w);
+    } else if (threadIdx.x == kCaller) {
+      // As in run_by_packets().
+      say_done(r, launch, c);
+    }
+    Ending ending{mine.reports, mine.at};
+    const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };
+    return finish(r, launch, lane, false, ending, s, count);
+  }
+};
+
 }  // namespace in_stream
 
 enum class StreamEnd : std::uint32_t {
@@ -213,136 +349,41 @@ template <class S>
 __device__ __forceinline__ StreamEnd run_by_slots(CudaRank& r, const CudaLaunch& launch,
                                                   unsigned char* shared) {
   using namespace in_stream;
-  const StreamCall& call = launch.call;
-  const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
   OneStreamShared* const streams = reinterpret_cast<OneStreamShared*>(shared);
   OneStreamShared& mine = in_shared(streams[0]);
-  const std::uint32_t lane = blockIdx.x, warp = threadIdx.x / 32;
-  const bool steers = warp == 0, publishes = warp == 1;
-  const bool rehearses = warp == blockDim.x / 32 - 1;  // a warp of movers
-  const Stretch w{nullptr, nullptr, 1, 1};             // it has something of every part
-  const LaneTransport t = transport_of(call, lane);
+  const LaneTransport t = transport_of(launch.call, blockIdx.x);
   const auto stream_in = [&](OneStreamShared& x) {
-    return S{call, inv, t, in_shared(x.stream), in_shared(x.call)};
+    return S{launch.call, launch.sqe.inv, t, in_shared(x.stream), in_shared(x.call)};
   };
-  const S c = stream_in(streams[0]);
+  const S c = stream_in(streams[0]), rehearsed = stream_in(streams[1]);
+  SlotRun<S> run{r, launch, s, mine, c, rehearsed};
 
-  if (threadIdx.x == 0) {
-    mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;
-    if (call.steps.tuning.keeps_places) {
-      r.places.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
-    }
-    s.close = Succession::is_close(r, launch) ? 1 : 0;
-    if (blockIdx.x == 0) Succession::say(r, launch);
-  }
-  if (!steers) set_up(c);
-  if (rehearses) set_up_rehearsal(stream_in(streams[1]));
-  const std::uint32_t attention = approach(r, launch, w, lane, s);
-  if (threadIdx.x == kListener) mine.said = attention;
-
-  bool leased = false;
-  if (steers) {
-    // (Room is waited for in steer(), not here, patient or not.)
-    const Looked looked = look_in_time(r, launch, lane, leased, s, s.close != 0,
-                                       [&](bool) { return look_at_wires(r, c, w); });
-    if (threadIdx.x == 0) {
-      s.ok = looked != Looked::kInVain ? 1 : 0;
-      if (looked == Looked::kAhead && lane == 0) add_relaxed(r.early_calls, 1);
-      CudaDev::store_block(mine.looked, 1u);
-    }
-    sync_block_apart();
-  } else if (rehearses) {
-    // What this barrier is for it learns from `looked`, and from what it is given. It may be late.
-    arrive_apart();
-  } else {
-    if (!publishes) with_all_registers(run_slot_leaf_cuda)(streams[1].stream.jobs[kEmptyJob], 0, 1);
-    if (s.close == 0) wait_and_say_so(s);
-    sync_block_apart();
-  }
+  run.prepare();
+  run.look();
   bool over = false;
-  // By one thread, as soon as it is sure that all will be moved, or, of a call that is not close to
-  // the one in front, when it was.
-  const auto end = [&] {
-    if (mine.said != 0 && is_call_cancelled(r, launch, mine.said)) return;
-    mine.done = 1;
-    // (The next call's blocks come behind this: then all has ended that is in front of this call.)
-    wait_for_stream();
-    const Ending early = report_early(r, launch, s, [&] {
-      const bool keeps = keeps_next(r, launch);
-      mine.keeps = keeps ? 1 : 0;
-      return keeps;
-    });
-    mine.reports = early.reports;
-    mine.at = early.at;
-  };
-  if (rehearses || (steers && s.ok != 0)) {
-    // (Both in one place: what is rehearsed is this code.)
-    const std::uint32_t heard = load_relaxed_local(r.attention);
-    const auto interrupted = [&](std::uint64_t now, std::uint64_t begun, bool asks_host) {
-      return is_interrupted(r, launch, now, begun, heard, asks_host);
-    };
-    Pace pace;
-    if (call.steps.tuning.paced && steers) {
-      pace = {r.paces + std::size_t{launch.slot} * r.rank.num_lanes,
-              static_cast<std::uint32_t>(launch.serial), call.lanes, lane};
-    }
-    over = steer(r, stream_in(streams[rehearses ? 1 : 0]), interrupted, end, pace, rehearses,
-                 steers && s.close != 0);
+  if (run.rehearses || (run.steers && s.ok != 0)) {
+    over = run.steer_or_rehearse(stream_in(streams[run.rehearses ? 1 : 0]));
   }
-  if (rehearses) {
+  if (run.rehearses) {
     if (s.close == 0) wait_for_stream();
     while (CudaDev::load_block(mine.looked) == 0) {
     }
   }
   __syncwarp();
   if (s.ok == 0) {
-    return leave_untried(r, launch, lane, leased, s) ? StreamEnd::kServes : StreamEnd::kDrives;
+    return leave_untried(r, launch, run.lane, run.leased, s) ? StreamEnd::kServes
+                                                             : StreamEnd::kDrives;
   }
   // While it lasts, which may be long, a daemon that wants the lanes had better wait.
-  if (threadIdx.x == kLast && lane == 0) atomicAdd(&r.waiters, 1u);
-
-  const auto add = [](std::uint64_t& figure, std::uint64_t by) { add_relaxed(figure, by); };
-  const Member m = member_of(call, w, threadIdx.x % 32);
-  if (steers) {
-    if (threadIdx.x == 0 && over && mine.done == 0) end();
-    __syncwarp();
-    if (mine.done != 0) {
-      // The publisher tells it, or has.
-      tell_end(c, m, true);
-      if (threadIdx.x == kStreamCounter) {
-        LaneStats& stats = r.rank.lanes[lane].stats;
-        count_stream(stats, c, {}, true, add);
-        add_relaxed(stats.completed, 1);
-      }
-    }
-  } else if (publishes) {
-    publish_stream(r, c);
-    if (all_moved(c)) poke_in_the_end(r, c, m);
-  } else {
-    move(c);
-  }
+  const bool counts = threadIdx.x == kLast && run.lane == 0;
+  if (counts) atomicAdd(&r.waiters, 1u);
+  run.move_all(over);
   sync_block();
-
   const bool done = mine.done != 0;
-  if (threadIdx.x == kLast && lane == 0) atomicSub(&r.waiters, 1u);
-  Ending ending{mine.reports, mine.at};
-  if (done) {
-    const bool serves = leave(r, launch, lane, true, ending, s);
-    const bool stays = call.steps.tuning.keeps_places && (s.close != 0 || mine.keeps != 0);
-    if (!serves && stays && threadIdx.x == 0) linger(r, launch, mine.keeps != 0);
-    return serves ? StreamEnd::kServes : StreamEnd::kLeaves;
-  }
-  wait_for_stream();  // it may not have been its turn, and what follows lets the next call come
-  if (steers) {
-    tell_ends(r, c, w);
-  } else if (threadIdx.x == kCaller) {
-    // As in run_by_packets().
-    say_done(r, launch, c);
-  }
-  const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };
-  const bool serves = finish(r, launch, lane, false, ending, s, count);
-  return serves ? StreamEnd::kServes : StreamEnd::kDrives;
+  if (counts) atomicSub(&r.waiters, 1u);
+  if (done) return run.leave_done() ? StreamEnd::kServes : StreamEnd::kLeaves;
+  return run.leave_to_engine() ? StreamEnd::kServes : StreamEnd::kDrives;
 }
 
 }  // namespace unjam

@@ -225,7 +225,7 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
     if (warp == 0 && x.borrows) {
       steer(r, first, interrupted, [] {}, {}, /*rehearses=*/false, /*may_be_sure=*/true);
     } else if (warp == 0) {
-      steer_several(r, t, interrupted);
+      steer_several(t, interrupted);
     } else if (warp == 1) {
       x.borrows ? publish_stream(r, first) : publish_several(r, t, end_early);
     } else {
