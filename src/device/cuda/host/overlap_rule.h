@@ -34,7 +34,7 @@
 
 namespace unjam {
 
-class CallInFront {
+class OverlapRule {
  public:
   // Of a rank's next call in a stream: what its StreamCall::follows is to be. `stream`: its number,
   // unlike any other's; 0: it may overlap with none.

@@ -4,7 +4,7 @@
 // Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
 // warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
 // without data. For instructions have to be fetched, so the first slice's description takes longer
-// than later ones. A call that is close to the one in front, see CallInFront, even begins then. And
+// than later ones. A call that is close to the one in front, see OverlapRule, even begins then. And
 // since one more is likely to be close to it, who waits for nobody any more there, for all that is
 // left has come, or has room, reports while its last slices are moved, so that the next call's
 // blocks come, and do all this, meanwhile. (Blocks that come early and then wait for their turn
@@ -46,7 +46,8 @@ struct OneStreamShared {
   StreamedCall call;
   std::uint32_t said;    // by the host, see approach()
   std::uint32_t looked;  // the first warp has, and begins if all that it needs is there
-  std::uint32_t keeps;   // the next call's blocks from coming before this one's end: CallPlaces
+  // It keeps the next call's blocks from coming before this one's end: ClusterPlacement.
+  std::uint32_t keeps;
   std::uint32_t done;  // all will be moved, and the call was not cancelled. Then report_early()'s:
   std::uint64_t reports, at;
 };
@@ -166,7 +167,7 @@ __device__ __forceinline__ void say_done(CudaRank& r, const CudaLaunch& launch, 
 
 __device__ __forceinline__ bool comes_in_clusters() { return blocks_in_cluster() != 1; }
 // By one thread, when all has been moved or will be: whether this block keeps the next call's. (Of
-// GPUs whose SMs are numbered as CallPlaces has it.)
+// GPUs whose SMs are numbered as ClusterPlacement has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
 #if __CUDA_ARCH__ < 1000
   return launch.call.steps.tuning.keeps_places &&
@@ -221,8 +222,8 @@ struct SlotRun {
       if (launch.call.steps.tuning.keeps_places) {
         r.places.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
       }
-      s.close = Succession::is_close(r, launch) ? 1 : 0;
-      if (blockIdx.x == 0) Succession::say(r, launch);
+      s.close = LaunchSequence::is_close(r, launch) ? 1 : 0;
+      if (blockIdx.x == 0) LaunchSequence::say(r, launch);
     }
     if (!steers) set_up(c);
     if (rehearses) set_up_rehearsal(rehearsed);

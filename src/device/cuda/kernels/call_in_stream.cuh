@@ -351,7 +351,7 @@ __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, st
 // What is in front may also be anybody's kernel, which has let us begin early and then runs on, or
 // even waits for something that wants this lane. So ahead of its turn this call waits for nothing
 // for long, and holds the lease only with all else that it needs, and not for long either. (A
-// `close` one, see CallInFront, begins as soon as it has both.)
+// `close` one, see OverlapRule, begins as soon as it has both.)
 // looks(patient): look(), or what another kind of call looks at.
 enum class Looked : std::uint32_t { kInVain, kAhead, kAtItsTurn };
 template <class Looks>

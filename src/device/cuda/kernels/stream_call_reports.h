@@ -89,7 +89,7 @@ struct Ending {
 //   take_place()           in the CQ
 //   free_key()             its next use may begin
 //   let_next_begin()       the stream's next call may come: it waits for our end. (A block that
-//                          keeps it, see CallPlaces, lets it come by its own end)
+//                          keeps it, see ClusterPlacement, lets it come by its own end)
 //   end(at), end_lane(at)  tell of the end of a call of several lanes, or of one
 //   hand_over(word)        tells the engine how far the lanes are
 struct ReportSteps {

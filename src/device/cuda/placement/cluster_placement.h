@@ -25,7 +25,7 @@
 
 namespace unjam {
 
-struct CallPlaces {
+struct ClusterPlacement {
   static constexpr std::uint32_t kSms = 256;  // more than any GPU has
   // Calls of the rank, of any kind, between two that keep the next one's blocks: at first, at most.
   static constexpr std::uint32_t kFewBetween = 8, kMostBetween = 512;

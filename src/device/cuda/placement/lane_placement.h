@@ -47,7 +47,7 @@ UNJAM_HD inline std::uint32_t lane_of_sm(std::uint32_t sm, std::uint32_t lanes) 
   return 2 * (pair * used + gpc) + sm % 2;
 }
 
-struct LaneChoice {
+struct LanePlacement {
   static constexpr std::uint64_t kTogetherNs = 8000;  // on an empty GPU all begin within less
 
   // Low half: lanes that are taken, as bits; high half: how many blocks have begun.

@@ -26,7 +26,7 @@
 
 namespace unjam {
 
-class LanePace {
+class LanePacing {
  public:
   // (Fewer hold lanes back that would catch up; from here on more changes nothing.)
   static constexpr std::uint32_t kApart = 6;

@@ -25,14 +25,14 @@
 
 namespace unjam {
 
-class SendingAhead {
+class SendWindow {
  public:
   static constexpr std::uint32_t kMost = 4;
 
   // `calls`: that go together, all of the same hops. hops: from what is sent to what comes in for
   // it, which is all that the root of a reduction knows: as many times as much is under way.
-  UNJAM_HD constexpr SendingAhead(std::uint32_t calls, bool receives, std::uint32_t lag,
-                                  std::uint32_t hops = 1)
+  UNJAM_HD constexpr SendWindow(std::uint32_t calls, bool receives, std::uint32_t lag,
+                                std::uint32_t hops = 1)
       : most_(calls == 1 || !receives ? kNoLimit : lag + hops * kMost) {}
 
   // Whether one more chunk may be sent. ahead: chunks of all calls that were sent, less those that

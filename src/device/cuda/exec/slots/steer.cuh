@@ -18,7 +18,7 @@ inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
 // in front, with which this one may overlap, has ended as a rule.
 inline constexpr std::uint32_t kGivenBeforeWait = 4;
 
-// A call's lanes, for LanePace.
+// A call's lanes, for LanePacing.
 struct Pace {
   std::uint64_t* words = nullptr;  // of the call's lanes; nullptr: they do not wait for each other
   std::uint32_t call = 0;          // the low half of its serial
@@ -26,15 +26,15 @@ struct Pace {
 
   // By a warp, a thread for each lane. What was found is waited for in slowest().
   __device__ __forceinline__ std::uint64_t look(std::uint32_t thread) const {
-    if (words == nullptr || thread >= lanes) return LanePace::word(call, ~std::uint32_t{0});
+    if (words == nullptr || thread >= lanes) return LanePacing::word(call, ~std::uint32_t{0});
     return load_relaxed_local(words[thread]);
   }
   __device__ __forceinline__ std::uint32_t slowest(std::uint64_t word) const {
-    return __reduce_min_sync(0xffffffff, LanePace::moved(call, word));
+    return __reduce_min_sync(0xffffffff, LanePacing::moved(call, word));
   }
   // By one thread.
   __device__ __forceinline__ void say(std::uint32_t moved) const {
-    if (words != nullptr) store_relaxed_local(words[lane], LanePace::word(call, moved));
+    if (words != nullptr) store_relaxed_local(words[lane], LanePacing::word(call, moved));
   }
 };
 
@@ -157,7 +157,7 @@ struct Steering {
                                            std::uint32_t there, bool is_carried) const {
     const std::uint32_t in_hand = is_carried ? kCopyPostsOfLane : c.in_hand(hop);
     if (n == chunks || n == d + in_hand || (needs[hop] & ~there) != 0 || stops) return false;
-    if (!sure && !LanePace::may_begin(n, slowest)) return false;
+    if (!sure && !LanePacing::may_begin(n, slowest)) return false;
     // (What copy engines move may be far ahead: they are not what reads it.)
     if (hop == kSends && !is_carried && !order.is_wanted_soon(n, done[kGathers])) return false;
     return hop != kGathers || c.may_gather(n, done[kSends], done[kCollects]);

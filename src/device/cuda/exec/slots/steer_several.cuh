@@ -89,7 +89,7 @@ struct BatchSteering {
   // Of all calls.
   const std::uint32_t receives;
   std::uint32_t given[kSlotSteps] = {}, done[kSlotSteps] = {}, ahead = 0;
-  const SendingAhead sending;
+  const SendWindow sending;
   std::uint64_t begun, last, looked;
   bool stops = false, moved = false, still = false, gave_some = false;
   bool came = false, lively = false;  // lively: what came was not there when we were
@@ -291,7 +291,7 @@ struct BatchSteering {
         if (h == kSends) {
           const bool has_come = (come & gatherers) == gatherers;
           const bool unlocks =
-              SendingAhead::unlocks(now.order, next, now.of.next[kGathers], has_come);
+              SendWindow::unlocks(now.order, next, now.of.next[kGathers], has_come);
           can = can && sending.may_send(ahead, still, unlocks);
         }
         const std::uint32_t some = __ballot_sync(kAll, can);
