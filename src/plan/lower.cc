@@ -243,7 +243,7 @@ class Lowering {
     if (g_.by_lane) return NeedsEngine::kUnevenSteps;
     if (!take_steps()) return NeedsEngine::kOtherProgram;
     if (g_.first_lane != 0 || g_.lanes < 2) return NeedsEngine::kOtherLanes;
-    if (limits_.block_threads < kLeastStreamThreads) return NeedsEngine::kFewThreads;
+    if (limits_.block_threads < kLeastSlotThreads) return NeedsEngine::kFewThreads;
     if (g_.chunk * element() > limits_.slot_bytes) return NeedsEngine::kLongChunks;
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
     // a shortest one: all have as many chunks.

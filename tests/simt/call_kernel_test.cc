@@ -650,11 +650,11 @@ TEST(CallKernel, GathersWhatNobodyForgets) {
         if (call.lowered[r]->why != NeedsEngine::kNo) continue;
         StreamCall scheduled;
         static_cast<Schedule&>(scheduled) = call.lowered[r]->schedule;
-        const auto shared = std::make_unique<in_stream::StreamShared>();
-        const auto streamed = std::make_unique<in_stream::StreamedCall>();
+        const auto shared = std::make_unique<in_stream::SlotShared>();
+        const auto streamed = std::make_unique<in_stream::SlotCallState>();
         const Invocation inv;
         const LaneTransport transport;
-        const in_stream::Stream c{scheduled, inv, transport, *shared, *streamed};
+        const in_stream::SlotCall c{scheduled, inv, transport, *shared, *streamed};
         const std::uint32_t chunks = scheduled.chunks_of_all();
         const HopOrder order = c.order();
         for (std::uint32_t i = 0; i < (chunks + 1) * chunks * (chunks + 1); ++i) {

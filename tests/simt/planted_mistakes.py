@@ -84,8 +84,8 @@ MISTAKES = [
         KERNELS + "call_by_slots.cuh",
         [
             (
-                "steer_or_rehearse(stream_in(streams[run.rehearses ? 1 : 0]));",
-                "steer_or_rehearse(stream_in(streams[0]));",
+                "steer_or_rehearse(slot_call_in(runs[run.rehearses ? 1 : 0]));",
+                "steer_or_rehearse(slot_call_in(runs[0]));",
             )
         ],
     ),

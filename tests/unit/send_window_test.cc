@@ -160,7 +160,7 @@ class Play {
     return std::min({call.sent, call.gathered, call.collected}) == job_.chunks;
   }
 
-  // As look_at_stream(): whether it seems that the call can go on.
+  // As look_at_slot_call(): whether it seems that the call can go on.
   bool is_ready(std::uint32_t who, std::uint32_t c) const {
     const Rank& r = ranks_[who];
     const Call& call = r.calls[c];

@@ -81,7 +81,7 @@ class OverlapRule {
     std::copy(std::begin(call.steps.parts), std::end(call.steps.parts), seen.parts);
     return seen;
   }
-  // What lanes read and write depends on nothing else (Stream::stretch_of()): on the geometry, and
+  // What lanes read and write depends on nothing else (SlotCall::stretch_of()): on the geometry, and
   // on whose part is where.
   static bool are_same(const Seen& a, const Seen& b) {
     return a.input == b.input && a.output == b.output && a.geometry == b.geometry &&

@@ -38,12 +38,12 @@ inline constexpr std::uint64_t kKeepNs = 2 * kLingerNs, kLongestKeepNs = 200000;
 inline constexpr std::uint32_t kLeastKeepingChunks = 16;
 
 // Of the first warp, a thread that sees to no member: counts what a call that is done has moved.
-inline constexpr std::uint32_t kStreamCounter = 24;
-static_assert(kStreamCounter >= kStreamCallRanks * kNobody && kStreamCounter < 32);
+inline constexpr std::uint32_t kSlotCounter = 24;
+static_assert(kSlotCounter >= kStreamCallRanks * kNobody && kSlotCounter < 32);
 
-struct OneStreamShared {
-  StreamShared stream;
-  StreamedCall call;
+struct SlotRunShared {
+  SlotShared slots;
+  SlotCallState call;
   std::uint32_t said;    // by the host, see approach()
   std::uint32_t looked;  // the first warp has, and begins if all that it needs is there
   // It keeps the next call's blocks from coming before this one's end: ClusterPlacement.
@@ -52,10 +52,10 @@ struct OneStreamShared {
   std::uint64_t reports, at;
 };
 // The call's, and one to rehearse in.
-static_assert(2 * sizeof(OneStreamShared) <= sizeof(BlockShared));
+static_assert(2 * sizeof(SlotRunShared) <= sizeof(BlockShared));
 
-// Whether somebody waits for lanes that streams have: a call that could not begin, one that has
-// gone to the engine, or a daemon with what the host has submitted (over PCIe).
+// Whether somebody waits for lanes that calls in streams have: a call that could not begin, one
+// that has gone to the engine, or a daemon with what the host has submitted (over PCIe).
 __device__ __forceinline__ bool others_want_lanes(CudaRank& r, std::uint64_t now, bool asks_host) {
   return CudaDev::lanes_wanted(r, now) ||
          load_relaxed_local(r.inbox_written) != load_relaxed_local(r.inbox_read) ||
@@ -81,7 +81,7 @@ template <class S>
 __device__ __forceinline__ bool look_at_wires(CudaRank& r, const S& c, const Stretch& w) {
   const StreamCall& call = c.call;
   const LaneTransport& t = c.transport;
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const Member m = member_of(call, w);
   bool ok = true;
   if (m.part == kOutgoing && c.sends_to(m.q)) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const S& c, const Str
 // Before that, by all others: what all is begun with. Behind a barrier it may begin.
 template <class S>
 __device__ __forceinline__ void set_up(const S& c) {
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
     if (i < c.call.places) c.of.parts[i] = c.stretch_of(i);
@@ -144,7 +144,7 @@ __device__ __forceinline__ void set_up_rehearsal(const S& c) {
   }
 }
 
-// As tell_peers(), of what publish_stream() has not told. By the first warp.
+// As tell_peers(), of what publish_call() has not told. By the first warp.
 template <class S>
 __device__ __forceinline__ void tell_ends(CudaRank& r, const S& c, const Stretch& w) {
   const Member m = member_of(c.call, w);
@@ -206,7 +206,7 @@ struct SlotRun {
   CudaRank& r;
   const CudaLaunch& launch;
   Shared& s;
-  OneStreamShared& mine;
+  SlotRunShared& mine;
   const S& c;
   const S& rehearsed;  // another such, to rehearse in
   const std::uint32_t lane = blockIdx.x, warp = threadIdx.x / 32;
@@ -301,13 +301,13 @@ struct SlotRun {
       if (mine.done == 0) return;
       // The publisher tells it, or has.
       tell_end(c, m, true);
-      if (threadIdx.x == kStreamCounter) {
+      if (threadIdx.x == kSlotCounter) {
         LaneStats& stats = r.rank.lanes[lane].stats;
-        count_stream(stats, c, {}, true, add);
+        count_slot_call(stats, c, {}, true, add);
         add_relaxed(stats.completed, 1);
       }
     } else if (publishes) {
-      publish_stream(r, c);
+      publish_call(r, c);
       if (all_moved(c)) poke_in_the_end(r, c, m);
     } else {
       move(c);
@@ -331,40 +331,40 @@ struct SlotRun {
       say_done(r, launch, c);
     }
     Ending ending{mine.reports, mine.at};
-    const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };
+    const auto count = [&](LaneStats& stats) { count_slot_call(stats, c, {}, false, add); };
     return finish(r, launch, lane, false, ending, s, count);
   }
 };
 
 }  // namespace in_stream
 
-enum class StreamEnd : std::uint32_t {
+enum class SlotRunEnd : std::uint32_t {
   kLeaves,  // nothing is left to do for this block
   kServes,  // it brings the call to the engine
   kDrives,  // the call is for the engine, and this block drives its lane
 };
 
-// As run_by_packets(). `shared`: the engine's, which comes later. S: in_stream::Stream, or, of a
-// call that may be carried, CarriedStream.
+// As run_by_packets(). `shared`: the engine's, which comes later. S: in_stream::SlotCall, or, of a
+// call that may be carried, CarriedSlotCall.
 template <class S>
-__device__ __forceinline__ StreamEnd run_by_slots(CudaRank& r, const CudaLaunch& launch,
-                                                  unsigned char* shared) {
+__device__ __forceinline__ SlotRunEnd run_by_slots(CudaRank& r, const CudaLaunch& launch,
+                                                   unsigned char* shared) {
   using namespace in_stream;
   __shared__ Shared s;
-  OneStreamShared* const streams = reinterpret_cast<OneStreamShared*>(shared);
-  OneStreamShared& mine = in_shared(streams[0]);
+  SlotRunShared* const runs = reinterpret_cast<SlotRunShared*>(shared);
+  SlotRunShared& mine = in_shared(runs[0]);
   const LaneTransport t = transport_of(launch.call, blockIdx.x);
-  const auto stream_in = [&](OneStreamShared& x) {
-    return S{launch.call, launch.sqe.inv, t, in_shared(x.stream), in_shared(x.call)};
+  const auto slot_call_in = [&](SlotRunShared& x) {
+    return S{launch.call, launch.sqe.inv, t, in_shared(x.slots), in_shared(x.call)};
   };
-  const S c = stream_in(streams[0]), rehearsed = stream_in(streams[1]);
+  const S c = slot_call_in(runs[0]), rehearsed = slot_call_in(runs[1]);
   SlotRun<S> run{r, launch, s, mine, c, rehearsed};
 
   run.prepare();
   run.look();
   bool over = false;
   if (run.rehearses || (run.steers && s.ok != 0)) {
-    over = run.steer_or_rehearse(stream_in(streams[run.rehearses ? 1 : 0]));
+    over = run.steer_or_rehearse(slot_call_in(runs[run.rehearses ? 1 : 0]));
   }
   if (run.rehearses) {
     if (s.close == 0) wait_for_stream();
@@ -373,8 +373,8 @@ __device__ __forceinline__ StreamEnd run_by_slots(CudaRank& r, const CudaLaunch&
   }
   __syncwarp();
   if (s.ok == 0) {
-    return leave_untried(r, launch, run.lane, run.leased, s) ? StreamEnd::kServes
-                                                             : StreamEnd::kDrives;
+    return leave_untried(r, launch, run.lane, run.leased, s) ? SlotRunEnd::kServes
+                                                             : SlotRunEnd::kDrives;
   }
   // While it lasts, which may be long, a daemon that wants the lanes had better wait.
   const bool counts = threadIdx.x == kLast && run.lane == 0;
@@ -383,8 +383,8 @@ __device__ __forceinline__ StreamEnd run_by_slots(CudaRank& r, const CudaLaunch&
   sync_block();
   const bool done = mine.done != 0;
   if (counts) atomicSub(&r.waiters, 1u);
-  if (done) return run.leave_done() ? StreamEnd::kServes : StreamEnd::kLeaves;
-  return run.leave_to_engine() ? StreamEnd::kServes : StreamEnd::kDrives;
+  if (done) return run.leave_done() ? SlotRunEnd::kServes : SlotRunEnd::kLeaves;
+  return run.leave_to_engine() ? SlotRunEnd::kServes : SlotRunEnd::kDrives;
 }
 
 }  // namespace unjam

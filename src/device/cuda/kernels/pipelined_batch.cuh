@@ -15,8 +15,8 @@ inline constexpr std::uint32_t kAlonePatienceNs = 50000;  // where a call is alo
 // ---- before ----
 
 // By a warp: where a call's slices lie, and whether there is something to do about them.
-__device__ __forceinline__ void look_at_stream(const Stream& c, BatchStreamed& of,
-                                               const BatchEntry& t, std::uint32_t place) {
+__device__ __forceinline__ void look_at_slot_call(const SlotCall& c, BatchSlotCall& of,
+                                                  const BatchEntry& t, std::uint32_t place) {
   constexpr std::uint32_t kWarp = 0xffffffff;
   PipelinedBatch& x = pipelined_batch();
   const SlotSteps& steps = c.call.steps;
@@ -110,25 +110,25 @@ __device__ __forceinline__ void line_up(const BatchEntry* tries) {
 }
 
 // By all threads; a barrier is in front and behind.
-__device__ __forceinline__ void set_up_together(const Stream& first) {
+__device__ __forceinline__ void set_up_together(const SlotCall& first) {
   PipelinedBatch& x = pipelined_batch();
   const bool borrows = x.num_calls == 1 && x.calls[x.places[0]].begins();
   const std::uint32_t i = threadIdx.x % 32;
   if (threadIdx.x / 32 == 1) {
-    if (i < kStreamCallRanks) x.stream.borrowed[i] = borrows ? kNotYet : 0;
+    if (i < kStreamCallRanks) x.slots.borrowed[i] = borrows ? kNotYet : 0;
     if (i < kSlotSteps * kInHand) {
-      x.stream.stored[i] = 0;
+      x.slots.stored[i] = 0;
       x.given_of[i] = x.places[0];
     }
-    if (i < kGroups) x.stream.costs[i] = x.stream.given[i] = 0;
+    if (i < kGroups) x.slots.costs[i] = x.slots.given[i] = 0;
     if (i == 0) {
-      x.stream.closed = x.events = x.ended = x.went_on = 0;
+      x.slots.closed = x.events = x.ended = x.went_on = 0;
       x.interrupted = BatchEnd::kDone;
       x.borrows = borrows;
       x.descriptions = first.descriptions();
     }
   } else if (threadIdx.x / 32 == 2 && i < kSlotSteps * kInHand) {
-    describe_hop(first, first.hop_of_description(i), x.stream.jobs[i]);
+    describe_hop(first, first.hop_of_description(i), x.slots.jobs[i]);
   }
 }
 
@@ -145,10 +145,10 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
   }
   for (std::uint32_t i = 0; i < x.num_calls; ++i) {
     const std::uint32_t place = x.places[i];
-    const Stream c = stream_of(t, place);
+    const SlotCall c = slot_call_of(t, place);
     BatchEntry& its = tries[place];
-    count_stream(stats, c, x.calls[place].behind, false,
-                 [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
+    count_slot_call(stats, c, x.calls[place].behind, false,
+                    [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
       if (!c.has(hop)) continue;
       const std::uint32_t behind = c.hops_behind(hop);
@@ -193,7 +193,7 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
   }
   if (threadIdx.x == 0) {
     x.there = x.ready = 0;
-    x.stream.poke = load_relaxed_local(r.poke_counts[lane]);
+    x.slots.poke = load_relaxed_local(r.poke_counts[lane]);
   }
   sync_block();
   std::uint32_t alike = 1;
@@ -207,17 +207,17 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
     x.calls[place].invited[q] = nullptr;
     x.calls[place].straight[q] = kNoSlice;
     if (q >= calls.call[place].places) continue;
-    x.calls[place].parts[q] = stream_of(t, place).stretch_of(q);
+    x.calls[place].parts[q] = slot_call_of(t, place).stretch_of(q);
   }
   __syncwarp();
   for (std::uint32_t place = warp; place < alike; place += blockDim.x / 32) {
-    look_at_stream(stream_of(t, place), x.calls[place], tries[place], place);
+    look_at_slot_call(slot_call_of(t, place), x.calls[place], tries[place], place);
   }
   sync_block();
   if (threadIdx.x == 0) line_up(tries);
   sync_block();
   if (x.num_calls != 0) {
-    const Stream first = stream_of(t, x.places[0]);
+    const SlotCall first = slot_call_of(t, x.places[0]);
     set_up_together(first);
     if (threadIdx.x == 0) interrupted.dev.set_moving(true);
     sync_block();
@@ -227,7 +227,7 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
     } else if (warp == 0) {
       steer_several(t, interrupted);
     } else if (warp == 1) {
-      x.borrows ? publish_stream(r, first) : publish_several(r, t, end_early);
+      x.borrows ? publish_call(r, first) : publish_several(r, t, end_early);
     } else {
       move(first);
     }
@@ -236,7 +236,7 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
       const Member m = member_of(first.call, {nullptr, nullptr, 1, 1});
       for (std::uint32_t i = 0; i < x.num_calls; ++i) {
         const std::uint32_t place = x.places[i];
-        if ((x.ended >> place & 1) == 0) tell_end(stream_of(t, place), m);
+        if ((x.ended >> place & 1) == 0) tell_end(slot_call_of(t, place), m);
       }
       poke_in_the_end(r, first, m);
     }

@@ -60,12 +60,12 @@ static_assert(kTurns >= kSlotSteps * kInHand);
 // is alone two are enough.)
 inline constexpr std::uint32_t kInHandOfOne = 4, kInRoundOfOne = 2;
 static_assert(kInHandOfOne <= kSlotSteps * kInHand && kInHandOfOne <= kCome);
-static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
+static_assert(kLeastSlotThreads >= 32 * (kApartWarps + kGroups));
 
 // Of the connector from a member.
 enum Found : std::uint32_t { kNotLooked, kIsTheKeys, kIsNot };
 // Of one call.
-struct StreamedCall {
+struct SlotCallState {
   Range parts[kStreamCallRanks];  // this lane's, of each member's
   // Of the connectors to and from members: Wire, with the count at which the call began.
   Wire outs[kStreamCallRanks], ins[kStreamCallRanks];
@@ -81,7 +81,7 @@ struct StreamedCall {
   std::uint32_t moved[kSlotSteps];
   std::uint32_t sent[kStreamCallRanks], taken[kStreamCallRanks];
 };
-struct StreamShared {
+struct SlotShared {
   SliceJob jobs[kSlotSteps * kInHand];
   // Slots of each peer's pool that are the call's, if it is one, see room_for().
   std::uint32_t borrowed[kStreamCallRanks];  // how many, or kNotYet
@@ -127,12 +127,12 @@ struct Descriptions {
 // kMayCarry: of a call that may be carried (carry.cuh), which is an instance of its own: all others
 // would pay for what it asks at each slice.
 template <bool kMayCarry>
-struct StreamOf {
+struct SlotCallOf {
   const StreamCall& call;
   const Invocation& inv;
   const LaneTransport& transport;
-  StreamShared& s;
-  StreamedCall& of;
+  SlotShared& s;
+  SlotCallState& of;
 
   __device__ __forceinline__ HopOrder order() const {
     return {call.chunks_of_all(), call.steps.lag, two_hops()};
@@ -347,8 +347,8 @@ struct StreamOf {
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
   }
 };
-using Stream = StreamOf<false>;
-using CarriedStream = StreamOf<true>;
+using SlotCall = SlotCallOf<false>;
+using CarriedSlotCall = SlotCallOf<true>;
 
 }  // namespace in_stream
 }  // namespace unjam

@@ -138,7 +138,7 @@ struct Carrying {
 template <class S>
 __device__ __forceinline__ void note_carried(const S& c, BorrowUse* uses, std::uint32_t q,
                                              std::uint32_t begin, std::uint32_t borrowed) {
-  const StreamShared& s = c.s;
+  const SlotShared& s = c.s;
   const HopOrder order = c.order();
   const std::uint32_t from = CudaDev::load_block(s.blocks_from), sent = c.of.sent[q];
   const std::uint32_t first = c.slots_carried(borrowed);

@@ -9,9 +9,9 @@ namespace in_stream {
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
 // `behind`: what hops had moved before. `done`: as in tell_end().
 template <class S, class Add>
-__device__ __forceinline__ void count_stream(LaneStats& stats, const S& c,
-                                             const std::uint32_t (&behind)[kSlotSteps], bool done,
-                                             Add add) {
+__device__ __forceinline__ void count_slot_call(LaneStats& stats, const S& c,
+                                                const std::uint32_t (&behind)[kSlotSteps],
+                                                bool done, Add add) {
   const std::uint32_t me = c.call.place, own = c.call.shape.escape_slots;
   const auto moved = [&](std::uint32_t hop) {
     const std::uint32_t all = c.has(hop) ? c.call.chunks_of_all() : 0;

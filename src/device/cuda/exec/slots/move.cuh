@@ -8,7 +8,7 @@ namespace in_stream {
 
 template <class S>
 __device__ __forceinline__ void move(const S& c) {
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const unsigned warp = threadIdx.x / 32 - kApartWarps, thread = threadIdx.x % 32;
   const std::uint32_t group = warp / c.warps();
   if (group >= kGroups) return;

@@ -18,7 +18,7 @@ inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before pe
 template <class S>
 __device__ __forceinline__ bool borrow(CudaRank& r, const S& c) {
   constexpr std::uint32_t kEveryone = 0xffffffff;
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
   const std::uint32_t own = c.call.shape.escape_slots, all = c.call.shape.borrow_slots;
   const bool carried = c.is_carried();
@@ -57,7 +57,7 @@ __device__ __forceinline__ bool borrow(CudaRank& r, const S& c) {
 // Says which slices were the last in them.
 template <class S>
 __device__ __forceinline__ void note_borrowed(CudaRank& r, const S& c) {
-  const StreamShared& s = c.s;
+  const SlotShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4, sent = c.of.sent[q];
   if (!c.sends_to(q)) return;
   // (Where it is not known how many were lent, all beyond the own slots went straight.)
@@ -148,9 +148,9 @@ __device__ __forceinline__ void invite_members(const S& c) {
 // Publishes what the movers have moved, in the connectors' order, until nothing more is given. Of
 // what is not moved to the end the last credits are left to tell_ends().
 template <class S>
-__device__ __forceinline__ void publish_stream(CudaRank& r, const S& c) {
+__device__ __forceinline__ void publish_call(CudaRank& r, const S& c) {
   constexpr std::uint32_t kAll = 0xffffffff;
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread % kStreamCallRanks;
   const bool out = thread < kStreamCallRanks;
   const bool of_peer = thread < 2 * kStreamCallRanks && (out ? c.sends_to(q) : c.receives_from(q));

@@ -8,7 +8,7 @@ namespace unjam {
 namespace in_stream {
 
 // Behind all that is published of call i: whether it is done. If so, all of it is told.
-__device__ __forceinline__ bool tell_if_done(const Stream& c, BatchStreamed& of) {
+__device__ __forceinline__ bool tell_if_done(const SlotCall& c, BatchSlotCall& of) {
   constexpr std::uint32_t kAll = 0xffffffff;
   const std::uint32_t thread = threadIdx.x % 32, q = thread % kStreamCallRanks;
   bool done = true;
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool tell_if_done(const Stream& c, BatchStreamed& of)
 struct BatchPublishing {
   static constexpr std::uint32_t kAll = 0xffffffff;
   PipelinedBatch& x;
-  StreamShared& s;
+  SlotShared& s;
   const std::uint32_t thread, q, calls;
   const bool out;
   bool of_peer, went_on = false;
@@ -41,12 +41,12 @@ struct BatchPublishing {
 
   __device__ __forceinline__ BatchPublishing(CudaRank& r, const LaneTransport& t)
       : x(pipelined_batch()),
-        s(x.stream),
+        s(x.slots),
         thread(threadIdx.x % 32),
         q(thread % kStreamCallRanks),
         calls(x.num_calls),
         out(thread < kStreamCallRanks) {
-    const Stream like = stream_of(t, x.places[0]);
+    const SlotCall like = slot_call_of(t, x.places[0]);
     of_peer = thread < 2 * kStreamCallRanks && (out ? like.sends_to(q) : like.receives_from(q));
     own_slots = like.call.shape.escape_slots;
     poke_at = where_to_poke(r, like, q, out && (of_peer || like.receives_from(q)));
@@ -58,7 +58,7 @@ struct BatchPublishing {
     bool news = false;
     for (std::uint32_t i = 0; i < calls; ++i) {
       const std::uint32_t place = x.places[i];
-      const Stream c = stream_of(t, place);
+      const SlotCall c = slot_call_of(t, place);
       std::uint32_t moved[kSlotSteps];
 #pragma unroll
       for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
@@ -68,7 +68,7 @@ struct BatchPublishing {
       std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
       went_on = went_on || to != done;
       // A credit is worth a fence where the peer has slices left that want room. (Others do not go
-      // along, as they do in publish_stream().)
+      // along, as they do in publish_call().)
       if (!out && !last && c.order().slices() - done <= own_slots) to = done;
       x.to[i][thread] = to;
       if (to == done) continue;
@@ -83,12 +83,12 @@ struct BatchPublishing {
     return news;
   }
 
-  // Publishes it. As in publish_stream(): each thread's fence is behind what it has seen of all
+  // Publishes it. As in publish_call(): each thread's fence is behind what it has seen of all
   // calls.
   __device__ __forceinline__ void publish(const LaneTransport& t, bool news) {
     fence_system();
     for (std::uint32_t i = 0; news && i < calls; ++i) {
-      const Stream c = stream_of(t, x.places[i]);
+      const SlotCall c = slot_call_of(t, x.places[i]);
       std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
       const std::uint32_t to = x.to[i][thread];
       if (to == done) continue;
@@ -103,7 +103,8 @@ struct BatchPublishing {
     bool any = false;
     for (std::uint32_t i = 0; i < calls; ++i) {
       const std::uint32_t place = x.places[i];
-      if ((ended >> place & 1) != 0 || !tell_if_done(stream_of(t, place), x.calls[place])) continue;
+      if ((ended >> place & 1) != 0 || !tell_if_done(slot_call_of(t, place), x.calls[place]))
+        continue;
       ended |= 1u << place;
       if (thread == 0) CudaDev::store_block(x.ended, ended);
       any = true;
@@ -117,13 +118,13 @@ struct BatchPublishing {
   __device__ __forceinline__ void close() {
     if (thread == 0) s.poke = poke;
     if (thread >= calls) return;
-    BatchStreamed& of = x.calls[x.places[thread]];
+    BatchSlotCall& of = x.calls[x.places[thread]];
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) of.moved[hop] = of.done[hop];
   }
 };
 
-// As publish_stream(). A call that is done, of several, is ended at once.
+// As publish_call(). A call that is done, of several, is ended at once.
 template <class EndEarly>
 __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport& t,
                                                 EndEarly end_early) {
@@ -133,7 +134,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
   std::uint32_t idle = 0, seen = 0;
   bool told = true;
   for (std::uint32_t i = 0; i < all.calls; ++i) {
-    if (x.calls[x.places[i]].begins()) invite_members(stream_of(t, x.places[i]));
+    if (x.calls[x.places[i]].begins()) invite_members(slot_call_of(t, x.places[i]));
   }
   for (;;) {
     // (Before what was moved.)

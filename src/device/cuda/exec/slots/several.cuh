@@ -17,7 +17,7 @@
 // Where a call was left. `behind` of each hop are chunks that nobody moves again, HopOrder says
 // which slices of a connector these are, and the connectors' counts are so much further. Slots:
 // each connector's own. A call that is alone, and begins, goes as without an engine (steer(),
-// publish_stream()), and borrows others, whose round a later run would not know.
+// publish_call()), and borrows others, whose round a later run would not know.
 #pragma once
 
 #include "device/cuda/exec/several_calls.cuh"
@@ -26,7 +26,7 @@
 namespace unjam {
 namespace in_stream {
 
-struct BatchStreamed : StreamedCall {
+struct BatchSlotCall : SlotCallState {
   std::uint32_t behind[kSlotSteps];  // as it was left
   std::uint32_t next[kSlotSteps];    // chunks that were given
   std::uint32_t done[kSlotSteps];    // and moved
@@ -38,8 +38,8 @@ struct BatchStreamed : StreamedCall {
   }
 };
 struct PipelinedBatch {
-  StreamShared stream;
-  BatchStreamed calls[kMostInBatch];  // by their places in BatchCalls
+  SlotShared slots;
+  BatchSlotCall calls[kMostInBatch];  // by their places in BatchCalls
   std::uint32_t num_calls;
   std::uint32_t places[kMostInBatch];                    // of those that go together
   std::uint32_t given_of[kSlotSteps * kInHand];          // whose slice a description is
@@ -63,9 +63,9 @@ __device__ __forceinline__ PipelinedBatch& pipelined_batch() {
   return *reinterpret_cast<PipelinedBatch*>(pipelined_batch_bytes);
 }
 // In BatchCalls' order.
-__device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_t place) {
+__device__ __forceinline__ SlotCall slot_call_of(const LaneTransport& t, std::uint32_t place) {
   PipelinedBatch& x = pipelined_batch();
-  return {batch_calls().call[place], batch_calls().inv[place], t, x.stream, x.calls[place]};
+  return {batch_calls().call[place], batch_calls().inv[place], t, x.slots, x.calls[place]};
 }
 
 // Whether hops have the same peers, and are as far apart.

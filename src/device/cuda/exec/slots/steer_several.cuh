@@ -29,8 +29,8 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
   bool worth_it = false;
   if (threadIdx.x < x.num_calls) {
     const std::uint32_t place = x.places[threadIdx.x];
-    const BatchStreamed& of = x.calls[place];
-    const Stream c = stream_of(t, place);
+    const BatchSlotCall& of = x.calls[place];
+    const SlotCall c = slot_call_of(t, place);
     const bool has_begun = c.receives() ? (of.done[kGathers] | of.done[kCollects]) != 0
                                         : of.done[kSends] > c.call.shape.escape_slots;
     bool waits = false;
@@ -53,7 +53,7 @@ struct BatchWatch {
   bool of_peer, comes, has_credits;  // has_credits: this thread sees what the peer has consumed
   Watched what;
 
-  __device__ __forceinline__ BatchWatch(const Stream& like, std::uint32_t calls,
+  __device__ __forceinline__ BatchWatch(const SlotCall& like, std::uint32_t calls,
                                         std::uint32_t thread) {
     const std::uint32_t peers = peers_watched(like.call.steps);
     per_call = kWatches * peers, at_once = 32 / per_call, sets = (calls + at_once - 1) / at_once;
@@ -81,9 +81,9 @@ struct BatchSteering {
 
   const LaneTransport& t;
   PipelinedBatch& x;
-  StreamShared& s;
+  SlotShared& s;
   const std::uint32_t calls, thread;
-  const Stream like;
+  const SlotCall like;
   const BatchWatch my;
 
   // Of all calls.
@@ -105,8 +105,8 @@ struct BatchSteering {
   // Of a round: the call that this thread watches.
   struct Round {
     std::uint32_t bit;  // of the set
-    Stream c;
-    BatchStreamed& of;
+    SlotCall c;
+    BatchSlotCall& of;
     const Wire& wire;
     HopOrder order;
     std::uint32_t chunks;
@@ -115,16 +115,16 @@ struct BatchSteering {
   __device__ __forceinline__ explicit BatchSteering(const LaneTransport& transport)
       : t(transport),
         x(pipelined_batch()),
-        s(x.stream),
+        s(x.slots),
         calls(x.num_calls),
         thread(threadIdx.x),
-        like(stream_of(t, x.places[0])),
+        like(slot_call_of(t, x.places[0])),
         my(like, calls, thread),
         receives(like.has(kGathers) ? kGathers : kCollects),
         sending(calls, like.receives(), like.call.steps.lag, like.call.steps.tuning.hops_back) {
     if (thread < kSlotSteps) x.total[thread] = 0;
     for (std::uint32_t n = 0; n < calls; ++n) {
-      const BatchStreamed& of = x.calls[x.places[n]];
+      const BatchSlotCall& of = x.calls[x.places[n]];
       if (thread < kSlotSteps && like.has(thread)) {
         x.total[thread] += batch_calls().call[x.places[n]].chunks_of_all() - of.behind[thread];
       }
@@ -140,8 +140,8 @@ struct BatchSteering {
       i = set * my.at_once + thread / my.per_call;
       place = x.places[i < calls ? i : 0];
     }
-    const Stream c = stream_of(t, place);
-    BatchStreamed& of = x.calls[place];
+    const SlotCall c = slot_call_of(t, place);
+    BatchSlotCall& of = x.calls[place];
     return {1u << set, c,
             of,        my.comes ? of.ins[my.q] : of.outs[my.q],
             c.order(), c.call.chunks_of_all()};
@@ -149,7 +149,7 @@ struct BatchSteering {
 
   // Comes to a set.
   __device__ __forceinline__ void enter(const Round& now) {
-    BatchStreamed& of = now.of;
+    BatchSlotCall& of = now.of;
     enters = false;
     watches = i < calls && my.of_peer;
     // The threads that watch for the same hop of the call, and for contributions.
@@ -180,7 +180,7 @@ struct BatchSteering {
 
   // In the second round of a set: the connectors on which its slices come.
   __device__ __forceinline__ void resolve(const Round& now) {
-    BatchStreamed& of = now.of;
+    BatchSlotCall& of = now.of;
     resolved |= now.bit;
     // (Twice looked for by who watches both.)
     const bool looks = watches && my.comes && at.k != now.chunks;
@@ -245,7 +245,7 @@ struct BatchSteering {
 
   // Gives movers slice n of the hop, of the call at place `its`.
   __device__ __forceinline__ void hand_out_of(std::uint32_t its, std::uint32_t h, std::uint32_t n) {
-    const Stream goes = stream_of(t, its);
+    const SlotCall goes = slot_call_of(t, its);
     const std::uint32_t at = x.descriptions.at(h, given[h]);
     if (x.given_of[at] != its) {
       __syncwarp();

@@ -110,7 +110,7 @@ __device__ __forceinline__ void find_connector(const S& c, std::uint32_t q, bool
 // any more.
 template <class S>
 __device__ __forceinline__ bool find_incoming(const S& c, const Watched& x, Wire& wire) {
-  StreamedCall& of = c.of;
+  SlotCallState& of = c.of;
   const bool watches = x.of_peer && x.comes;
   if (watches && of.found[x.q] == kNotLooked &&
       (x.watch == kToGather || !has_member(c.call.steps.gathers_from, x.q))) {
