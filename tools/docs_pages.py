@@ -69,7 +69,7 @@ def _pieces(header: str) -> list[Piece]:
         if line.startswith("/*"):
             while "*/" not in lines[i]:
                 i += 1
-        elif re.match(r"(UNJAM_API|typedef|#define UNJAM_(?!\w+_H_|API))", line):
+        elif re.match(r"(UNJAM_API|typedef|#define UNJAM_(?!\w+_H_|API|FORMER_NAME|RENAMED))", line):
             depth = 0
             while True:
                 depth += lines[i].count("{") - lines[i].count("}")

@@ -6,6 +6,8 @@ import ctypes
 import difflib
 import functools
 import operator
+import sys
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -36,10 +38,16 @@ _HEADER = ("size", "version")
 _FIELDS: dict[str, Any] = {
     str(field[0]): field[1] for field in _abi.Config._fields_ if field[0] not in _HEADER
 }
+# What settings were called, and are.
+_FORMER = {
+    "escape_slots": "guaranteed_slots",
+    "escape_slot_bytes": "guaranteed_slot_bytes",
+    "borrow_slots": "pool_slots",
+}
 # Signed fields where -1 means "default".
 _SIGNED = ("device_index",)
 # Unsigned fields where 0 means "default" and all ones mean "none".
-_NONE_ALLOWED = ("borrow_slots", "report_ms", "timeout_ms", "heap_bytes")
+_NONE_ALLOWED = ("pool_slots", "report_ms", "timeout_ms", "heap_bytes")
 
 
 def field_names() -> tuple[str, ...]:
@@ -52,7 +60,7 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
 
     Args:
         settings: field name → value. ``policy``, ``order``, ``algorithm`` and ``device`` take
-            names; a value of None is the same as not giving it; ``borrow_slots=0`` means none.
+            names; a value of None is the same as not giving it; ``pool_slots=0`` means none.
 
     Raises:
         InvalidType: a name that is no field, or a value that is not an integer.
@@ -63,7 +71,13 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
     config.size = ctypes.sizeof(_abi.Config)
     config.version = _abi.VERSION
     config.policy = config.order = config.algorithm = config.device = config.device_index = -1
-    for name, value in settings.items():
+    for given, value in settings.items():
+        name = _FORMER.get(given, given)
+        if name != given:
+            text = f"{given} is now called {name}"
+            if name in settings:
+                raise InvalidArgument(f"{text}: leave out the former name")
+            warnings.warn(text, DeprecationWarning, stacklevel=_outside())
         if name not in _FIELDS:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
             cure = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_FIELDS)}"
@@ -71,6 +85,15 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
         if value is not None:
             setattr(config, name, _value(name, value))
     return config
+
+
+def _outside() -> int:
+    """As `stacklevel` of the caller's warnings: the first frame that is not of this package."""
+    frame, level = sys._getframe(1), 1
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _value(name: str, value: Any) -> int:

@@ -131,10 +131,10 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
 
 unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
   if (options == nullptr) return UNJAM_SUCCESS;
-  // Version 0.1.0's ended before `stream`, later ones before `alike` and `algorithm`.
+  // Version 0.1.0's ended before `stream`, later ones before `match_text` and `algorithm`.
   if (options->size != sizeof(unjamCallOptions_t) &&
       options->size != offsetof(unjamCallOptions_t, algorithm) &&
-      options->size != offsetof(unjamCallOptions_t, alike) &&
+      options->size != offsetof(unjamCallOptions_t, match_text) &&
       options->size != offsetof(unjamCallOptions_t, stream)) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT,
                 "unjamCallOptions_t has an unknown size: initialise it with "
@@ -146,9 +146,9 @@ unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT, "stream_order is " + std::to_string(o.stream_order) +
                                                   ": give a value of unjamStreamOrder_t");
   }
-  if (o.alike != nullptr && !call.signature.set_alike(o.alike)) {
-    return fail(UNJAM_ERROR_INVALID_ARGUMENT, "alike has more than " +
-                                                  std::to_string(UNJAM_ALIKE_BYTES - 1) +
+  if (o.match_text != nullptr && !call.signature.set_match_text(o.match_text)) {
+    return fail(UNJAM_ERROR_INVALID_ARGUMENT, "match_text has more than " +
+                                                  std::to_string(UNJAM_MATCH_TEXT_BYTES - 1) +
                                                   " bytes: give a shorter text, or a hash of it");
   }
   if (o.algorithm != nullptr) {
@@ -722,12 +722,16 @@ unjamResult_t unjamTest(unjamRequest_t request, int* done) {
   });
 }
 
-unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user) {
+unjamResult_t unjamOnComplete(unjamRequest_t request, unjamCallback_t callback, void* user) {
   return guarded([&] {
     if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
     if (callback == nullptr) return null_argument("callback");
-    return finish(request->context->on_done(*request, callback, user));
+    return finish(request->context->on_complete(*request, callback, user));
   });
+}
+
+unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user) {
+  return unjamOnComplete(request, callback, user);
 }
 
 unjamResult_t unjamStreamWait(unjamRequest_t request, void* stream) {
@@ -886,7 +890,7 @@ unjamResult_t unjamPlanCheckOnHosts(unjamKind_t kind, unjamDataType_t dtype, unj
     r.hosts = hosts ? &*hosts : nullptr;
     unjam::PlanLimits limits;
     limits.lanes = static_cast<std::uint16_t>(lanes);
-    limits.escape_slots = static_cast<std::uint32_t>(slots);
+    limits.guaranteed_slots = static_cast<std::uint32_t>(slots);
     std::optional<unjam::Algorithm> a;
     if (algorithm >= 0) a = static_cast<unjam::Algorithm>(algorithm);
     bool ok = false;

@@ -9,9 +9,9 @@
 // know then whether one was claimed: who carries out copies may sit in a call of the driver that
 // waits for another thread's cudaFree, and issue the copy later. So nothing depends on such a
 // copy's end, and nothing is wrong with its coming late:
-//   1. Its target is a borrowed slot (transport/connector.h), never memory of a user, nor a
+//   1. Its target is a pool slot (transport/connector.h), never memory of a user, nor a
 //      guaranteed slot: the sender alone decides who uses it, and leaves it alone until `done` has
-//      counted the copy, taken back or not (BorrowUse::kCopied).
+//      counted the copy, taken back or not (PoolUse::kCopied).
 //   2. The slice goes through another slot. Its flag is published by the lane, when `done` has
 //      counted the copy (acquire), or behind its own stores: never by who copies. So what comes
 //      late in a slot that nobody was told of is not read.

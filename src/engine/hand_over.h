@@ -15,7 +15,7 @@
 //   kSlices    done; loop, primitive, through, taken  slices alone, to the end: kDone
 //   kDone      nothing                                nobody
 //
-// Borrowed slots are whose slices lie in them (transport/connector.h), and are no stage's: who goes
+// Pool slots are whose slices lie in them (transport/connector.h), and are no stage's: who goes
 // on borrows none that it knows of. Invitations stand until the invocation has ended, and are found
 // again by whoever sends. Which connectors were found is looked at anew by each who goes on. What
 // an executor has in movers' hands when it stops is moved before it says what is done; a carrier

@@ -39,7 +39,7 @@ PlanLimits carried_limits(const PlanLimits& limits) {
 }
 
 void mark_carried(const PlanLimits& limits, Plan* plan) {
-  plan->geometry.chunk = chunk_elements(limits.escape_slot_bytes, plan->geometry);
+  plan->geometry.chunk = chunk_elements(limits.guaranteed_slot_bytes, plan->geometry);
   for (Primitive& p : plan->primitives) {
     if (!only_sends(p)) continue;
     p.flags = static_cast<std::uint16_t>(p.flags | static_cast<unsigned>(Carrier::kCopyEngine));

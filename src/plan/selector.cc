@@ -64,7 +64,7 @@ Algorithm select_for_host(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);
   for (const HostRow& row : kHostTable) {
-    if (row.kind != request.kind || limits.escape_slots < row_of(row.algorithm).fewest_slots) {
+    if (row.kind != request.kind || limits.guaranteed_slots < row_of(row.algorithm).fewest_slots) {
       continue;
     }
     const bool size = row.least_ranks <= request.ranks && request.ranks <= row.most_ranks;
@@ -112,7 +112,7 @@ bool one_loop(const PlanLimits& limits, std::uint64_t message) {
   constexpr std::uint32_t kPieceBytes = 16;
   const Protocol protocol = packet_protocol(limits, message);
   const std::uint32_t slot =
-      limits.packet_slot_bytes != 0 ? limits.packet_slot_bytes : limits.escape_slot_bytes;
+      limits.packet_slot_bytes != 0 ? limits.packet_slot_bytes : limits.guaranteed_slot_bytes;
   const std::uint32_t lane = payload_bytes(protocol, slot);
   return message <= std::uint64_t{limits.lanes} * (lane - lane % kPieceBytes);
 }
@@ -121,7 +121,7 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
   const auto n = static_cast<std::uint64_t>(request.ranks);
   const TwoShotBounds bounds = two_shot_bounds(request, limits, bytes);
   if (!two_shot_serves(request.kind) || n > kCudaDirectRanks ||
-      limits.escape_slots < kMinTwoShotSlots || bytes > bounds.most ||
+      limits.guaranteed_slots < kMinTwoShotSlots || bytes > bounds.most ||
       !one_loop(limits, (bytes + n - 1) / n)) {
     return false;
   }

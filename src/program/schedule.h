@@ -29,7 +29,7 @@ inline constexpr std::uint32_t kLeastThreads = 128;
 inline constexpr std::uint32_t kStreamCallUnitBytes = 8;  // what a thread moves of packets at once
 inline constexpr unsigned kStreamCallControl = 32;        // threads of a block that move no packets
 inline constexpr int kStreamCallUnits = 40;               // that each of the others reduces at most
-inline constexpr std::uint32_t kLeastSlotThreads = 224;  // of a block that moves slots
+inline constexpr std::uint32_t kLeastSlotThreads = 224;   // of a block that moves slots
 
 // What an executor of slots does otherwise for one plan than for another.
 struct SlotTuning {

@@ -110,7 +110,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // Whether the calling thread runs callbacks: what it waits for might wait for it.
   static bool in_callback();
   // Gives a pending request its callback; calls it at once if the request is done.
-  Result on_done(unjamRequest& request, unjamCallback_t callback, void* user);
+  Result on_complete(unjamRequest& request, unjamCallback_t callback, void* user);
   // Work queued in the stream from now on sees the invocation's results.
   Result stream_wait(unjamRequest& request, void* stream);
   // Takes completions out of the CQ.

@@ -145,10 +145,10 @@ void Context::put_memory(JsonWriter& w, const Held& held) const {
   const std::uint64_t endpoint = sizeof(OutEndpoint) + sizeof(InEndpoint);
   w.key("memory").begin_object();
   w.field("connector_bytes", shape.connector_bytes());
-  w.field("escape_bytes_per_key_peer_lane",
+  w.field("guaranteed_bytes_per_key_peer_lane",
           shape.connector_bytes() + sizeof(CreditCell) + sizeof(DirectoryEntry));
   w.field("endpoint_bytes_per_key_peer_lane", endpoint);
-  w.field("borrow_bytes_per_peer_lane", shape.borrow_bytes());
+  w.field("pool_bytes_per_peer_lane", shape.pool_bytes());
   w.field("context_bytes_per_invocation",
           std::uint64_t{sizeof(Invocation) + sizeof(Sqe) + sizeof(std::uint64_t) +
                         2 * sizeof(std::uint32_t)} +

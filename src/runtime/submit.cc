@@ -195,7 +195,7 @@ Result Context::room_for(const Key& key) {
 // Of the call: the key's plan, made where it is for another one.
 Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& signature) {
   Signature planned_for = signature;
-  planned_for.alike = {};  // nothing to the plan
+  planned_for.match_text = {};  // nothing to the plan
   if (key.plan == nullptr || !(key.planned_for == planned_for)) {
     PlanRequest r;
     // A message to oneself is a copy, as a broadcast in a group of one.
@@ -208,13 +208,13 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     r.root = signature.kind == Kind::kSendRecv ? 0 : signature.root;  // as in the channel
     r.hosts = group.hosts ? &*group.hosts : nullptr;
     PlanLimits limits;
-    limits.escape_slots = world_->shape().escape_slots;
-    limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
+    limits.guaranteed_slots = world_->shape().guaranteed_slots;
+    limits.guaranteed_slot_bytes = world_->shape().guaranteed_slot_bytes;
     limits.lanes = static_cast<std::uint16_t>(world_->shape().lanes);
     limits.device = static_cast<Device>(settings_.device);
     limits.lines = settings_.lines > 0;
     limits.packet_slot_bytes = packet_slot_bytes(settings_, world_->ranks());
-    limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
+    limits.pool_slot_bytes = world_->shape().pool_slot_bytes;
     limits.overlap = settings_.overlap != 0;
     limits.together = settings_.overlap == 2;
     if (settings_.dma != 0) {

@@ -607,7 +607,7 @@ Outcome run_job(int ranks, Way way, int algorithm, const std::vector<Case>& case
   std::memset(places.as<std::uint64_t>(), 0, static_cast<std::size_t>(ranks) * 8);
   unjamConfig_t config = cuda_config();
   config.algorithm = algorithm;
-  if (algorithm == kMesh || algorithm == kChain) config.escape_slot_bytes = kMeshSlot;
+  if (algorithm == kMesh || algorithm == kChain) config.guaranteed_slot_bytes = kMeshSlot;
   Job job(ranks, config);
   Barrier all(ranks);
   job.run([&](const Member& me) {

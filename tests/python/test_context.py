@@ -72,7 +72,7 @@ def test_settings_that_must_agree():
 
     def rank(number):
         try:
-            unjam.init(2, number, unique, escape_slots=4 + number).close()
+            unjam.init(2, number, unique, guaranteed_slots=4 + number).close()
         except unjam.UnjamError as error:
             errors[number] = str(error)
 
@@ -81,7 +81,7 @@ def test_settings_that_must_agree():
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert errors and all("escape_slots" in text.lower() for text in errors.values()), errors
+    assert errors and all("guaranteed_slots" in text.lower() for text in errors.values()), errors
 
 
 # ---- the end ----

@@ -111,15 +111,15 @@ GpuShape shape_of(const Case& x, std::uint64_t seed) {
   shape.patience_us = x.patience_us;
   if (x.shape) return shape;
   // Small ones, of which a call needs many; or such that each warp of a group has a part to move.
-  if (has_large_slots(x, seed)) shape.escape_slot_bytes = 4096;
+  if (has_large_slots(x, seed)) shape.guaranteed_slot_bytes = 4096;
   // Where there are few, hops wait for room, each at another time.
-  shape.escape_slots = 2u << seed / 2 % 3;
-  shape.borrow_slots = seed / 6 % 2 == 0 ? 16 : 0;
+  shape.guaranteed_slots = 2u << seed / 2 % 3;
+  shape.pool_slots = seed / 6 % 2 == 0 ? 16 : 0;
   if (seed / 12 % 3 == 2) shape.overlap = seed / 36 % 2 == 0 ? 0 : 2;
   shape.copies = x.copies;
   if (x.copies != Copies::kNone) {
     shape.overlap = seed % 3 == 0 ? 0 : 1;
-    if (seed % 2 == 1) shape.borrow_slots = 6;  // fewer than a connector has headers
+    if (seed % 2 == 1) shape.pool_slots = 6;  // fewer than a connector has headers
     shape.copy_patience_us = x.copies == Copies::kPrompt ? 100'000 : 20;
   }
   return shape;
@@ -504,8 +504,8 @@ void run_some(const std::vector<Case>& some, std::uint64_t seeds, std::uint32_t 
 // A shape of slots of 1 KiB.
 GpuShape with_slots(std::uint32_t own, std::uint32_t borrowed) {
   GpuShape shape;
-  shape.escape_slots = own;
-  shape.borrow_slots = borrowed;
+  shape.guaranteed_slots = own;
+  shape.pool_slots = borrowed;
   return shape;
 }
 constexpr std::uint64_t kWordsAChunk = 256;

@@ -83,8 +83,8 @@ std::string run(const Job& job, std::uint32_t number_of_ranks, std::uint64_t see
   shape.lanes = 2;
   shape.keys = keys;
   shape.slots = 16;
-  shape.escape_slots = 2u << seed % 3;
-  shape.escape_slot_bytes = job.slot_bytes;
+  shape.guaranteed_slots = 2u << seed % 3;
+  shape.guaranteed_slot_bytes = job.slot_bytes;
   GpuRanks ranks(shape);
   Machine::Limits limits;
   limits.most_steps = 60'000'000;

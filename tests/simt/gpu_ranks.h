@@ -79,8 +79,8 @@ enum class Copies {
 struct GpuShape {
   std::uint32_t ranks = 2, lanes = 1;
   std::uint32_t slots = 8, keys = 8;
-  std::uint32_t connectors = 8, escape_slots = 4, escape_slot_bytes = 1024;
-  std::uint32_t borrow_slots = 16;
+  std::uint32_t connectors = 8, guaranteed_slots = 4, guaranteed_slot_bytes = 1024;
+  std::uint32_t pool_slots = 16;
   std::uint32_t patience_us = 1000;
   std::uint32_t overlap = 1;  // as UNJAM_OVERLAP
   Copies copies = Copies::kNone;
@@ -152,10 +152,10 @@ class GpuRanks {
     arena.ranks = shape.ranks;
     arena.lanes = shape.lanes;
     arena.connectors = shape.connectors;
-    arena.escape_slots = shape.escape_slots;
-    arena.escape_slot_bytes = shape.escape_slot_bytes;
-    arena.borrow_slots = shape.borrow_slots;
-    arena.borrow_slot_bytes = shape.escape_slot_bytes;
+    arena.guaranteed_slots = shape.guaranteed_slots;
+    arena.guaranteed_slot_bytes = shape.guaranteed_slot_bytes;
+    arena.pool_slots = shape.pool_slots;
+    arena.pool_slot_bytes = shape.guaranteed_slot_bytes;
     arena.derive();
     CudaRankOptions options;
     options.shape = arena;
@@ -195,9 +195,9 @@ class GpuRanks {
     PlanLimits limits;
     limits.device = Device::kCuda;
     limits.lanes = static_cast<std::uint16_t>(shape_.lanes);
-    limits.escape_slots = shape_.escape_slots;
-    limits.escape_slot_bytes = shape_.escape_slot_bytes;
-    limits.borrow_slot_bytes = shape_.escape_slot_bytes;
+    limits.guaranteed_slots = shape_.guaranteed_slots;
+    limits.guaranteed_slot_bytes = shape_.guaranteed_slot_bytes;
+    limits.pool_slot_bytes = shape_.guaranteed_slot_bytes;
     limits.lines = true;
     limits.overlap = shape_.overlap != 0;
     limits.together = shape_.overlap == 2;
@@ -211,7 +211,7 @@ class GpuRanks {
       if (!plan) return error;
       call.plans.push_back(*std::move(plan));
       const LowerLimits lower_limits{shape_.threads, shape_.lanes, true, shape_.patience_us,
-                                     shape_.escape_slot_bytes};
+                                     shape_.guaranteed_slot_bytes};
       call.lowered.push_back(std::make_shared<const Lowered>(
           lower(call.plans[r], request.ranks, request.rank, lower_limits)));
       const std::size_t blocks = shape_.ranks;
@@ -452,7 +452,7 @@ class GpuRanks {
     of.rank = of.memory.rank();
     of.rank->copies.patience_ns = std::uint64_t{shape_.copy_patience_us} * 1000;
     of.server =
-        std::make_unique<CopyServer>(copies, shape_.ranks, options.shape.borrow_bytes(), 8192);
+        std::make_unique<CopyServer>(copies, shape_.ranks, options.shape.pool_bytes(), 8192);
     of.engines = std::make_unique<FakeCopyEngines>(of.memory.copies_done(), shape_.ranks);
     of.calls.resize(shape_.slots);
     for (std::uint32_t s = shape_.slots; s-- > 0;) {

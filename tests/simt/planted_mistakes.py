@@ -100,7 +100,7 @@ MISTAKES = [
         ],
     ),
     Mistake(
-        "a borrowed slot that somebody has not taken yet",
+        "a pool slot that somebody has not taken yet",
         SLOTS + "publish.cuh",
         [
             (
@@ -111,7 +111,7 @@ MISTAKES = [
         only="CallKernel.BorrowsWhatIsTaken",
     ),
     Mistake(
-        "borrowed slots go round too soon",
+        "pool slots go round too soon",
         SLOTS + "calls.cuh",
         [
             (

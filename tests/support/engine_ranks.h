@@ -63,8 +63,8 @@ struct Case {
   int threads = 1;
   int control = 0;  // how many of them control; 0: the host device, where one does
   int lanes = 1;
-  int escape_slots = 2;
-  int borrow_slots = 0;
+  int guaranteed_slots = 2;
+  int pool_slots = 0;
   bool delays = false;
   bool heap = false;      // most outputs lie in arenas' heaps, so that peers store into them
   bool together = false;  // what only sends and what only receives are one slice
@@ -468,9 +468,9 @@ class Ranks {
       : case_(c), n_(static_cast<std::uint32_t>(c.ranks)) {
     Settings settings;
     settings.lanes = c.lanes;
-    settings.escape_slots = c.escape_slots;
-    settings.escape_slot_bytes = kSlotBytes;
-    settings.borrow_slots = c.borrow_slots;
+    settings.guaranteed_slots = c.guaranteed_slots;
+    settings.guaranteed_slot_bytes = kSlotBytes;
+    settings.pool_slots = c.pool_slots;
     settings.max_active_keys = 64;
     settings.spin_head = 64;
     settings.spin_base = 4;
@@ -783,7 +783,7 @@ inline void check(const Use& u) {
 
 inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.ranks << " ranks, " << c.threads << " threads (" << c.control << " control), "
-       << c.lanes << " lanes, " << c.escape_slots << " + " << c.borrow_slots << " slots"
+       << c.lanes << " lanes, " << c.guaranteed_slots << " + " << c.pool_slots << " slots"
        << (c.delays ? ", delays" : "") << (c.heap ? ", outputs in heaps" : "")
        << (c.together ? ", together" : "");
 }

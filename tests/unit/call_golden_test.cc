@@ -115,7 +115,7 @@ std::string facts_of(const GoldenCase& c, int rank, const Buffers& buffers) {
   inv.input = reinterpret_cast<const void*>(buffers.input);
   inv.output = reinterpret_cast<void*>(buffers.output);
   inv.group_size = static_cast<std::uint16_t>(request.ranks);
-  const LowerLimits limits{512, c.limits.lanes, true, 20, c.limits.escape_slot_bytes};
+  const LowerLimits limits{512, c.limits.lanes, true, 20, c.limits.guaranteed_slot_bytes};
   const Lowered lowered = lower(*plan, request.ranks, rank, limits);
   Facts facts;
   facts.add("why", static_cast<int>(lowered.why));

@@ -23,9 +23,9 @@ PlanLimits cuda_limits(int ranks, bool carries = true) {
   PlanLimits limits;
   limits.device = Device::kCuda;
   limits.lanes = kLanes;
-  limits.escape_slots = 4;
-  limits.escape_slot_bytes = ranks == 2 ? 149824 : 74944;
-  limits.borrow_slot_bytes = 2 * limits.escape_slot_bytes;
+  limits.guaranteed_slots = 4;
+  limits.guaranteed_slot_bytes = ranks == 2 ? 149824 : 74944;
+  limits.pool_slot_bytes = 2 * limits.guaranteed_slot_bytes;
   limits.overlap = limits.lines = true;
   if (!carries) return limits;
   limits.carried_from = kFrom;
@@ -194,8 +194,8 @@ TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
     ASSERT_EQ(plans.size(), others.size());
     for (std::size_t r = 0; r < plans.size(); ++r) {
       Geometry& geometry = plans[r].geometry;
-      EXPECT_EQ(geometry.chunk, chunk_elements(fewer.escape_slot_bytes, geometry));
-      EXPECT_EQ(geometry.chunk * dtype_bytes(geometry.dtype), fewer.escape_slot_bytes);
+      EXPECT_EQ(geometry.chunk, chunk_elements(fewer.guaranteed_slot_bytes, geometry));
+      EXPECT_EQ(geometry.chunk * dtype_bytes(geometry.dtype), fewer.guaranteed_slot_bytes);
       geometry.chunk = others[r].geometry.chunk;
       for (Primitive& p : plans[r].primitives) {
         p.flags = static_cast<std::uint16_t>(p.flags & ~unsigned{kCarrierBits});
@@ -211,7 +211,7 @@ TEST(CarriedPlans, AreProved) {
       PlanLimits limits = cuda_limits(ranks);
       // (Less to prove, and as many loops of every sort.)
       limits.lanes = 4;
-      limits.escape_slot_bytes = 4096;
+      limits.guaranteed_slot_bytes = 4096;
       limits.carried_from = 1 << 20;
       for (const std::uint64_t count : {std::uint64_t{1} << 18, (std::uint64_t{1} << 18) + 1237}) {
         const PlanRequest request = request_of(kind, ranks, count);
@@ -219,8 +219,8 @@ TEST(CarriedPlans, AreProved) {
         const std::vector<Plan> plans = plans_of(request, limits, Algorithm::kMesh);
         for (const Plan& plan : plans) EXPECT_EQ(marks(plan), 1);
         CheckOptions options;
-        options.slots = static_cast<int>(limits.escape_slots);
-        options.slot_bytes = limits.escape_slot_bytes;
+        options.slots = static_cast<int>(limits.guaranteed_slots);
+        options.slot_bytes = limits.guaranteed_slot_bytes;
         const CheckResult report = check_plans(request, plans, options);
         EXPECT_TRUE(report.ok) << report.error;
         EXPECT_LE(report.slots_needed, options.slots);
@@ -239,7 +239,7 @@ TEST(CarriedPlans, AreLoweredToStepsThatAreCarried) {
           SCOPED_TRACE(title(request));
           const PlanLimits limits = cuda_limits(ranks, carries);
           LowerLimits lower_limits{512, 32, true, 20};
-          lower_limits.slot_bytes = limits.escape_slot_bytes;
+          lower_limits.slot_bytes = limits.guaranteed_slot_bytes;
           const std::vector<Plan> plans = plans_of(request, limits);
           for (int r = 0; r < ranks; ++r) {
             const Lowered lowered =

@@ -195,8 +195,8 @@ TEST(Levels, SameAsOnOneHost) {
       if (kSanitized && (lanes != 1 || hosts.ranks() > 6)) continue;
       unjamConfig_t config = default_config();
       config.lanes = lanes;
-      config.escape_slot_bytes = 512;  // so that there are loops
-      config.escape_slots = lanes == 3 ? 2 : 0;
+      config.guaranteed_slot_bytes = 512;  // so that there are loops
+      config.guaranteed_slots = lanes == 3 ? 2 : 0;
       const std::vector<Called> calls = calls_of_levels(hosts.ranks(), Data::kExact);
       const auto there = digests_on(hosts, config, calls);
       const auto here = digests_on(hosts.on_one(), config, calls);

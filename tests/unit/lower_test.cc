@@ -55,8 +55,8 @@ struct Group {
     PlanLimits limits;
     limits.device = Device::kCuda;
     limits.lanes = 32;
-    limits.escape_slots = 4;
-    limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
+    limits.guaranteed_slots = 4;
+    limits.guaranteed_slot_bytes = ranks <= 2 ? 149824 : 74944;
     limits.lines = lines;
     const auto n = static_cast<std::size_t>(ranks);
     plans.resize(n), invocations.resize(n), lowered.resize(n), calls.resize(n), threads.resize(n);
@@ -85,7 +85,7 @@ struct Group {
       }
       inv.group_size = static_cast<std::uint16_t>(ranks);
       limits_ = lowering;
-      if (limits_.slot_bytes == 0) limits_.slot_bytes = limits.escape_slot_bytes;
+      if (limits_.slot_bytes == 0) limits_.slot_bytes = limits.guaranteed_slot_bytes;
       lower_again(at);
     }
   }
@@ -556,8 +556,8 @@ struct SlotGroup {
     request.ranks = size;
     request.root = root;
     limits.device = Device::kCuda;
-    limits.escape_slots = slots;
-    limits.escape_slot_bytes = 4096;
+    limits.guaranteed_slots = slots;
+    limits.guaranteed_slot_bytes = 4096;
     limits.lanes = 3;
     limits.overlap = overlap;
     for (request.rank = 0; request.rank < size; ++request.rank) {
@@ -569,7 +569,7 @@ struct SlotGroup {
   }
   Lowered of(const Plan& plan, int rank) const {
     return lower(plan, request.ranks, rank,
-                 {512, limits.lanes, true, 20, limits.escape_slot_bytes});
+                 {512, limits.lanes, true, 20, limits.guaranteed_slot_bytes});
   }
 };
 
@@ -679,7 +679,7 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
           PlanLimits limits;
           limits.device = Device::kCuda;
           limits.lanes = 3;
-          limits.escape_slot_bytes = 4096;
+          limits.guaranteed_slot_bytes = 4096;
           const LowerLimits executors{512, 3, true, 20, 4096};
           Plan plan = plan_chain(request, limits).value();
           if (n > 4) {  // (Long chains have longer chunks, and leave the first lane alone.)
@@ -733,7 +733,7 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
 TEST(LowerToSlots, WrittenProgramsAreLoweredWhereExecutorsCan) {
   PlanLimits limits;
   limits.lanes = 4;
-  limits.escape_slot_bytes = 8192;
+  limits.guaranteed_slot_bytes = 8192;
   PlanRequest request;
   request.ranks = 6;
   request.count = 4 * 2048 * 10;  // ten chunks a lane
@@ -812,9 +812,9 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
           PlanLimits limits;
           limits.device = Device::kCuda;
           limits.lanes = 32;
-          limits.escape_slots = 4;
-          limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
-          limits.borrow_slot_bytes = (ranks <= 2 ? 2 : 4) * limits.escape_slot_bytes;
+          limits.guaranteed_slots = 4;
+          limits.guaranteed_slot_bytes = ranks <= 2 ? 149824 : 74944;
+          limits.pool_slot_bytes = (ranks <= 2 ? 2 : 4) * limits.guaranteed_slot_bytes;
           limits.lines = true;
           limits.overlap = true;
           for (int rank = 0; rank < ranks; ++rank) {
@@ -822,7 +822,7 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
             const std::optional<Plan> plan = make_plan(r, limits, std::nullopt);
             ASSERT_TRUE(plan.has_value());
             const Lowered lowered =
-                lower(*plan, ranks, rank, {512, 32, true, 20, limits.escape_slot_bytes});
+                lower(*plan, ranks, rank, {512, 32, true, 20, limits.guaranteed_slot_bytes});
             if (lowered.why == NeedsEngine::kNo) continue;
             const std::string which =
                 std::string(to_string(plan->algorithm)) + " " + to_string(kind);

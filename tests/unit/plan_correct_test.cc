@@ -92,9 +92,9 @@ PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint1
                        Device device = Device::kHost) {
   PlanLimits limits;
   limits.device = device;
-  limits.borrow_slot_bytes = 4 * slot_bytes;
-  limits.escape_slots = slots;
-  limits.escape_slot_bytes = slot_bytes;
+  limits.pool_slot_bytes = 4 * slot_bytes;
+  limits.guaranteed_slots = slots;
+  limits.guaranteed_slot_bytes = slot_bytes;
   limits.lanes = lanes;
   return limits;
 }
@@ -102,15 +102,15 @@ PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint1
 CheckResult check(const PlanRequest& request, const PlanLimits& limits,
                   std::optional<Algorithm> algorithm) {
   CheckOptions options;
-  options.slots = static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   return check_plans(request, make_plans(request, limits, algorithm), options);
 }
 
 std::string label(const PlanRequest& r, const PlanLimits& l, Algorithm a) {
   return std::string(to_string(a)) + " " + to_string(r.kind) + " ranks " + std::to_string(r.ranks) +
          " count " + std::to_string(r.count) + " root " + std::to_string(r.root) + " lanes " +
-         std::to_string(l.lanes) + " slots " + std::to_string(l.escape_slots) +
+         std::to_string(l.lanes) + " slots " + std::to_string(l.guaranteed_slots) +
          (l.device == Device::kCuda ? " cuda" : " host");
 }
 
@@ -277,7 +277,7 @@ TEST(PlanChecked, OverlappingMesh) {
             limits.overlap = true;
             limits.together = together;
             // A slot that the smallest chunk worth its while fits into more than once.
-            if (count > 10000) limits.escape_slot_bytes = 128 * 1024;
+            if (count > 10000) limits.guaranteed_slot_bytes = 128 * 1024;
             const CheckResult result = check(request, limits, Algorithm::kMesh);
             ASSERT_TRUE(result.ok)
                 << label(request, limits, Algorithm::kMesh) << ": " << result.error;
@@ -371,7 +371,7 @@ TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {
       const PlanRequest request = make_request(kind, ranks, 100003, ranks / 3);
       const PlanLimits limits = make_limits(2, 64, 3, Device::kCuda);
       const Geometry g = plan_chain(request, limits)->geometry;
-      EXPECT_EQ(g.chunk * 4, 8 * limits.borrow_slot_bytes);
+      EXPECT_EQ(g.chunk * 4, 8 * limits.pool_slot_bytes);
       const CheckResult result = check(request, limits, Algorithm::kChain);
       ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kChain) << ": " << result.error;
       EXPECT_EQ(result.slots_needed, 1);
@@ -413,8 +413,8 @@ void expect_trees(const PlanRequest& request, const PlanLimits& limits) {
   const std::vector<Plan> plans = make_plans(request, limits, Algorithm::kDoubleBinaryTree);
   ASSERT_EQ(plans.size(), static_cast<std::size_t>(request.ranks));
   CheckOptions options;
-  options.slots = static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   const CheckResult result = check_plans(request, plans, options);
   ASSERT_TRUE(result.ok) << result.error;
   const bool alone = request.ranks == 1 || request.count == 0;
@@ -1196,8 +1196,8 @@ using unjam_test::two_level_all_reduce;
 CheckResult check_written(const PlanRequest& request, const std::vector<Plan>& plans,
                           const PlanLimits& limits) {
   CheckOptions options;
-  options.slots = static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   return check_plans(request, plans, options);
 }
 
@@ -1534,8 +1534,8 @@ TEST(Steps, AreThoseOfAllLoops) {
               limits.device = device;
               limits.lanes = 1;
               limits.overlap = true;
-              limits.escape_slots = static_cast<std::uint32_t>(slots);
-              limits.escape_slot_bytes = 64;
+              limits.guaranteed_slots = static_cast<std::uint32_t>(slots);
+              limits.guaranteed_slot_bytes = 64;
               // Bytes: of a slot's chunks that many, and something more.
               const std::uint64_t slices = 64 * loops + 8;
               const std::uint64_t parts = blocked(kind) || !has_root(kind) ? 1 : ranks;

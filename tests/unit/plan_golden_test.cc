@@ -51,7 +51,7 @@ Sequences sequences_of(const Case& c) {
   SCOPED_TRACE(c.name);
   const std::vector<Plan> plans = unjam_test::make_plans(c.request, c.limits, c.algorithm);
   if (plans.empty()) return {};
-  return {unjam_test::slices_of(plans, c.limits.escape_slot_bytes), plans[0].protocol};
+  return {unjam_test::slices_of(plans, c.limits.guaranteed_slot_bytes), plans[0].protocol};
 }
 
 // "1344 slices 1048576 bytes 0123456789abcdef": of what is sent, and of all.

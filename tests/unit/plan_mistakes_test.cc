@@ -112,8 +112,8 @@ Planted make(Kind kind, Algorithm algorithm, std::uint64_t count = 1000, std::ui
   p.request.ranks = kRanks;
   p.request.root = 2;
   PlanLimits limits;
-  limits.escape_slots = kSlots;
-  limits.escape_slot_bytes = kSlotBytes;
+  limits.guaranteed_slots = kSlots;
+  limits.guaranteed_slot_bytes = kSlotBytes;
   limits.lanes = lanes;
   for (p.request.rank = 0; p.request.rank < kRanks; ++p.request.rank) {
     p.plans.push_back(*make_plan(p.request, limits, algorithm));
@@ -369,7 +369,7 @@ TEST(PlanMistakes, OverwritesWhatASliceUnderWayMayRead) {
   p.request.count = 40;
   p.request.ranks = 2;
   PlanLimits limits;
-  limits.escape_slot_bytes = kSlotBytes;
+  limits.guaranteed_slot_bytes = kSlotBytes;
   for (p.request.rank = 0; p.request.rank < 2; ++p.request.rank) {
     p.plans.push_back(*make_plan(p.request, limits, Algorithm::kMesh));
     Plan& plan = p.plans.back();
@@ -768,8 +768,8 @@ TEST(PlanMistakes, SendRecv) {
     p.request.ranks = 2;
     p.request.root = 1;
     PlanLimits limits;
-    limits.escape_slots = kSlots;
-    limits.escape_slot_bytes = kSlotBytes;
+    limits.guaranteed_slots = kSlots;
+    limits.guaranteed_slot_bytes = kSlotBytes;
     for (p.request.rank = 0; p.request.rank < 2; ++p.request.rank) {
       p.plans.push_back(*make_plan(p.request, limits, Algorithm::kPairwise));
     }
@@ -1057,8 +1057,8 @@ TEST(PlanMistakes, WidePeers) {
     p.request.count = 8;
     p.request.ranks = kMany;
     PlanLimits limits;
-    limits.escape_slots = kSlots;
-    limits.escape_slot_bytes = kSlotBytes;
+    limits.guaranteed_slots = kSlots;
+    limits.guaranteed_slot_bytes = kSlotBytes;
     for (p.request.rank = 0; p.request.rank < kMany; ++p.request.rank) {
       p.plans.push_back(*make_plan(p.request, limits, Algorithm::kPairwise));
     }
@@ -1423,8 +1423,8 @@ Planted make_overlapping(Kind kind, bool together) {
   p.request.count = 2000;
   p.request.ranks = kRanks;
   PlanLimits limits;
-  limits.escape_slots = kSlots;
-  limits.escape_slot_bytes = kSlotBytes;
+  limits.guaranteed_slots = kSlots;
+  limits.guaranteed_slot_bytes = kSlotBytes;
   limits.overlap = true;
   limits.together = together;
   for (p.request.rank = 0; p.request.rank < kRanks; ++p.request.rank) {

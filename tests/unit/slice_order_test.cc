@@ -216,8 +216,8 @@ TEST(SliceOrder, IsThatOfAllPlans) {
               PlanLimits limits;
               limits.device = device;
               limits.lanes = 3;
-              limits.escape_slots = 4;
-              limits.escape_slot_bytes = 8192;
+              limits.guaranteed_slots = 4;
+              limits.guaranteed_slot_bytes = 8192;
               limits.overlap = true;
               const auto plan = make_plan(r, limits, static_cast<Algorithm>(number));
               ASSERT_TRUE(plan.has_value());

@@ -35,7 +35,7 @@ void write_link(const PlanRequest& request, Plan* plan) {
 
 // As a ring's, but for the slot that a ring keeps free where there is one only.
 std::uint64_t host_chunk_bytes(const PlanLimits& limits) {
-  return std::uint64_t{std::max(limits.escape_slots - 1, 1u)} * limits.escape_slot_bytes;
+  return std::uint64_t{std::max(limits.guaranteed_slots - 1, 1u)} * limits.guaranteed_slot_bytes;
 }
 
 }  // namespace

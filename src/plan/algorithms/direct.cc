@@ -128,7 +128,7 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   plan.protocol = packet_protocol(limits, message_bytes(plan.geometry),
                                   has_root(request.kind) ? kLeastLineBytes : kLeastLineToAllBytes);
   plan.geometry.chunk =
-      chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
+      chunk_elements(payload_bytes(plan.protocol, limits.guaranteed_slot_bytes), plan.geometry);
   if (limits.device == Device::kCuda) {
     plan.geometry.lanes =
         packet_lanes(limits, plan, units_of(request, plan.geometry, kSingleUnits));

@@ -7,7 +7,7 @@
 // receives from all in another. A gather of blocks is one rank receiving from all, a scatter one
 // sending to all, an all-to-all both.
 //
-// A chunk is one slice, as much as an escape slot holds of it: half of it is flags, or, of long
+// A chunk is one slice, as much as a guaranteed slot holds of it: half of it is flags, or, of long
 // messages on GPUs, one word in 8 (Protocol::kPacket, kLine). A rank sends at most one slice to
 // each peer per pass and waits for nothing before it has sent, so one slot per connector is enough.
 // On the host direct plans use the latency lane (lane 0) alone; on a GPU, where one block moves

@@ -19,7 +19,7 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
   std::vector<Primitive>& p = *program;
   const auto hops = static_cast<std::uint32_t>(std::count_if(p.begin(), p.end(), from_set));
   if (!limits.overlap || hops == 0 || p.size() == 1) return;
-  const std::uint32_t distance = overlap_distance(hops, limits.escape_slots);
+  const std::uint32_t distance = overlap_distance(hops, limits.guaranteed_slots);
   const bool together = limits.together && !has_root(kind);
   if (!together || distance == 0 || !to_set(p.front())) {
     std::uint32_t lag = 0;
@@ -32,7 +32,8 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
   std::rotate(p.begin(), p.begin() + 1, p.end() - 1);
   if (hops == 2) p.front().lag = (distance + 1) & kMostLag;
   p.back().lag =
-      (hops == 2 ? 2 * distance + 1 : std::min(limits.escape_slots - 1, kPassesApart)) & kMostLag;
+      (hops == 2 ? 2 * distance + 1 : std::min(limits.guaranteed_slots - 1, kPassesApart)) &
+      kMostLag;
   p[p.size() - 2].flags |= kWithNext;
 }
 

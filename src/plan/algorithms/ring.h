@@ -12,11 +12,11 @@
 // of a ring may inject a whole chunk before it receives anything; afterwards it sends a slice only
 // when it consumes one, until its last primitive retires the chunk. So at most N·(slots-1) slices
 // are in flight in N connectors with `slots` slots each, and somewhere on the ring one slot is
-// free: the rank before it can go on (the bubble argument). This stays true when a borrowed slot
-// carries several slices at once, as long as every slice is cut at multiples of escape_slot_bytes
-// from the chunk's start: then a chunk never is in more than slots-1 pieces. Chunks are the largest
-// that the rule allows: a chunk is sent slice by slice, so a larger one costs no pipelining, and it
-// makes fewer passes over the program.
+// free: the rank before it can go on (the bubble argument). This stays true when a pool slot
+// carries several slices at once, as long as every slice is cut at multiples of
+// guaranteed_slot_bytes from the chunk's start: then a chunk never is in more than slots-1 pieces.
+// Chunks are the largest that the rule allows: a chunk is sent slice by slice, so a larger one
+// costs no pipelining, and it makes fewer passes over the program.
 #pragma once
 
 #include <optional>

@@ -8,7 +8,7 @@
 // flags go through links, too, are worth it while a call is short, which needs no engine then
 // (kernels/call_by_packets.cuh).
 //
-// A chunk is one slice of each part, as much as an escape slot holds of packets or lines
+// A chunk is one slice of each part, as much as a guaranteed slot holds of packets or lines
 // (Protocol::kPacket, kLine), and two slots are enough, by the mesh plan's argument (mesh.h): a
 // connector carries the contribution and then the result of each chunk, and the latter is sent in
 // the very step in which the peers' contributions are consumed. The two carry different flags: the

@@ -139,7 +139,7 @@ class CudaDaemon : public StreamDaemon {
 
   LowerLimits lower_limits() const override {
     return {o_.block_threads, o_.shape.lanes, o_.whole_lines, o_.in_stream_patience_us,
-            o_.shape.escape_slot_bytes};
+            o_.shape.guaranteed_slot_bytes};
   }
 
   bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
@@ -322,7 +322,7 @@ class CudaDaemon : public StreamDaemon {
     CopyRing* rings = nullptr;
     if (o_.copies) {
       copies_ = std::make_unique<CopyThread>(
-          CopyThread::Options{o_.device, o_.rank, o_.shape.ranks, o_.shape.borrow_bytes(),
+          CopyThread::Options{o_.device, o_.rank, o_.shape.ranks, o_.shape.pool_bytes(),
                               o_.copies_in_flight, o_.copies_stuck});
       rings = copies_->allocate(error);
       if (rings == nullptr) return false;

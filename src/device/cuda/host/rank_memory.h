@@ -217,7 +217,7 @@ class RankMemory {
       if (p == o_.rank) continue;
       PeerSendState& peer = peers_now_[l][p];
       peer.owners = at.take<ConnectorOwner>(shape.connectors);
-      peer.borrows = at.take<BorrowUse>(shape.borrow_slots);
+      peer.borrows = at.take<PoolUse>(shape.pool_slots);
       peer.places = at.take<std::uint16_t>(shape.places());
       peer.given_back = kNoConnector;
       peer.pool = std::min(shape.connectors, kFirstPool);

@@ -178,7 +178,7 @@ struct SlotCallOf {
     return hop == kSends ? tuning.sent_in_hand : tuning.others_in_hand;
   }
   __device__ __forceinline__ std::uint32_t slots_wanted() const {
-    const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
+    const std::uint32_t own = call.shape.guaranteed_slots, most = kSlotHeaders / own * own;
     const std::uint32_t wanted = call.steps.tuning.slots * own;
     return wanted < most ? wanted : most;
   }
@@ -309,7 +309,7 @@ struct SlotCallOf {
       if (borrowed == first) return kNoSlotOfPool;
       return s.pool[q][first + (slice - order().firsts_in(slice)) % (borrowed - first)];
     }
-    const std::uint32_t own = call.shape.escape_slots;
+    const std::uint32_t own = call.shape.guaranteed_slots;
     if (slice < own) return kNoSlotOfPool;
     const std::uint32_t at = slice % (own + s.borrowed[q]);
     return at < own ? kNoSlotOfPool : s.pool[q][at - own];
@@ -317,8 +317,9 @@ struct SlotCallOf {
   __device__ __forceinline__ void* slot_to(std::uint32_t q, std::uint32_t slice) const {
     const Wire& out = of.outs[q];
     const std::uint32_t borrowed = borrowed_for(q, slice);
-    if (borrowed == kNoSlotOfPool) return transport.escape_slot_of(out.steps, out.count + slice);
-    return transport.borrow_slot_to(call.members[q], borrowed);
+    if (borrowed == kNoSlotOfPool)
+      return transport.guaranteed_slot_of(out.steps, out.count + slice);
+    return transport.pool_slot_to(call.members[q], borrowed);
   }
   // `behind`: how many steps lie between what the peer has consumed and this slice's. `straight`:
   // it needs no slot. (One that does, behind it, finds its slot as it would if this one had used
@@ -327,7 +328,7 @@ struct SlotCallOf {
                                            std::uint64_t behind, std::uint32_t borrowed,
                                            bool straight) const {
     if (straight) return behind < kSlotHeaders;
-    const std::uint32_t own = call.shape.escape_slots;
+    const std::uint32_t own = call.shape.guaranteed_slots;
     if (is_carried()) {
       if (borrowed == kNotYet || behind >= kSlotHeaders) return false;
       const std::uint32_t first = slots_carried(borrowed), n = chunk_only_sent(q, slice);
@@ -343,7 +344,7 @@ struct SlotCallOf {
     // (What was there before the call has gone.)
     if (slice < own) return transport.own_slot_is_free(behind);
     if (borrowed == kNotYet) return false;
-    // (Nobody has used a borrowed slot since it was found to be free.)
+    // (Nobody has used a pool slot since it was found to be free.)
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
   }
 };

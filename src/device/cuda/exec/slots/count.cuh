@@ -12,7 +12,7 @@ template <class S, class Add>
 __device__ __forceinline__ void count_slot_call(LaneStats& stats, const S& c,
                                                 const std::uint32_t (&behind)[kSlotSteps],
                                                 bool done, Add add) {
-  const std::uint32_t me = c.call.place, own = c.call.shape.escape_slots;
+  const std::uint32_t me = c.call.place, own = c.call.shape.guaranteed_slots;
   const auto moved = [&](std::uint32_t hop) {
     const std::uint32_t all = c.has(hop) ? c.call.chunks_of_all() : 0;
     return (done ? all : c.hops_behind(hop)) - behind[hop];

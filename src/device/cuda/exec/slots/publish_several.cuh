@@ -48,7 +48,7 @@ struct BatchPublishing {
         out(thread < kStreamCallRanks) {
     const SlotCall like = slot_call_of(t, x.places[0]);
     of_peer = thread < 2 * kStreamCallRanks && (out ? like.sends_to(q) : like.receives_from(q));
-    own_slots = like.call.shape.escape_slots;
+    own_slots = like.call.shape.guaranteed_slots;
     poke_at = where_to_poke(r, like, q, out && (of_peer || like.receives_from(q)));
     poke = s.poke;
   }

@@ -120,7 +120,7 @@ struct Steering {
     const std::uint32_t d = carrying.look(r, c, x.q);
     if (thread == 0) CudaDev::store_block(c.s.carried, d);
     __syncwarp();
-    // Without borrowed slots nothing can be posted. (Who is late is alike in all threads, but for
+    // Without pool slots nothing can be posted. (Who is late is alike in all threads, but for
     // the clock: one says it.)
     const std::uint32_t borrowed = CudaDev::load_block(c.s.borrowed[x.q]);
     const bool none = sends && borrowed != kNotYet && c.slots_carried(borrowed) == 0;

@@ -32,7 +32,7 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
     const BatchSlotCall& of = x.calls[place];
     const SlotCall c = slot_call_of(t, place);
     const bool has_begun = c.receives() ? (of.done[kGathers] | of.done[kCollects]) != 0
-                                        : of.done[kSends] > c.call.shape.escape_slots;
+                                        : of.done[kSends] > c.call.shape.guaranteed_slots;
     bool waits = false;
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {

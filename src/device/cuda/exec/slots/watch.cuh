@@ -168,7 +168,7 @@ __device__ __forceinline__ Seen look_at_watch(const S& c, const Watched& x, cons
   // (slice_at(): nullptr, if it is in the output. Of an own slot it goes by Wire::slot, which is
   // the connector's next step's, not this one's.)
   c.of.come[x.hop][at.k % kCome][x.q] =
-      (at.found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, at.step)
+      (at.found & kFlagPlaces) == 0 ? c.transport.guaranteed_slot_of(in.steps, at.step)
                                     : c.transport.slice_at(c.call.members[x.q], in, at.found);
   at.begin(c, x, wire, ++at.k);
   return Seen::kNews;
