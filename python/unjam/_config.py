@@ -28,6 +28,15 @@ def algorithms() -> dict[str, int]:
     return {name: number for number, name in enumerate(variable["type"].split("|"), -1)}
 
 
+def number_of_algorithm(name: str) -> int | None:
+    """The number of an algorithm by its name, or, with a warning, a former one; None: no name."""
+    known = algorithms()
+    if name in _FORMER_ALGORITHMS:
+        _warn_of_name(name, _FORMER_ALGORITHMS[name])
+        name = _FORMER_ALGORITHMS[name]
+    return known.get(name)
+
+
 # Fields whose values have names. -1 leaves the field to the environment, then to the default.
 _NAMED: dict[str, dict[str, int]] = {
     "policy": {"adaptive": 0, "fixed": 1, "hold": 2},
@@ -44,6 +53,7 @@ _FORMER = {
     "escape_slot_bytes": "guaranteed_slot_bytes",
     "borrow_slots": "pool_slots",
 }
+_FORMER_ALGORITHMS = {"direct": "one_shot", "mesh": "rsag"}
 # Signed fields where -1 means "default".
 _SIGNED = ("device_index",)
 # Unsigned fields where 0 means "default" and all ones mean "none".
@@ -74,10 +84,9 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
     for given, value in settings.items():
         name = _FORMER.get(given, given)
         if name != given:
-            text = f"{given} is now called {name}"
             if name in settings:
-                raise InvalidArgument(f"{text}: leave out the former name")
-            warnings.warn(text, DeprecationWarning, stacklevel=_outside())
+                raise InvalidArgument(f"{given} is now called {name}: leave out the former name")
+            _warn_of_name(given, name)
         if name not in _FIELDS:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
             cure = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_FIELDS)}"
@@ -87,22 +96,23 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
     return config
 
 
-def _outside() -> int:
-    """As `stacklevel` of the caller's warnings: the first frame that is not of this package."""
-    frame, level = sys._getframe(1), 1
+def _warn_of_name(former: str, name: str) -> None:
+    """Python tells of it at the first line outside this package, once a line."""
+    frame, level = sys._getframe(), 1
     package = __name__.partition(".")[0]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == package:
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(f"{former} is now called {name}", DeprecationWarning, stacklevel=level)
 
 
 def _value(name: str, value: Any) -> int:
     names = algorithms() if name == "algorithm" else _NAMED.get(name)
     if names is not None:
         if isinstance(value, str):
-            if value not in names:
+            number = number_of_algorithm(value) if name == "algorithm" else names.get(value)
+            if number is None:
                 raise InvalidArgument(f"{name}={value!r}: use one of {', '.join(names)}")
-            return names[value]
+            return number
         if value in names.values() and not isinstance(value, bool):
             return int(value)
         raise InvalidArgument(f"{name}={value!r}: use one of {', '.join(names)}")

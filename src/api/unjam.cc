@@ -129,7 +129,7 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
                                          ": call with a size of 0 to learn the size needed");
 }
 
-unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
+unjamResult_t apply_options(const unjamCallOptions_t* options, int rank, Call& call) {
   if (options == nullptr) return UNJAM_SUCCESS;
   // Version 0.1.0's ended before `stream`, later ones before `match_text` and `algorithm`.
   if (options->size != sizeof(unjamCallOptions_t) &&
@@ -157,6 +157,7 @@ unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, std::string("unknown algorithm '") + o.algorithm +
                                                     "': use one of " + unjam::algorithm_choices());
     }
+    unjam::warn_of_former_algorithm(o.algorithm, rank);
     call.signature.algorithm = static_cast<std::int8_t>(*number);
   }
   call.priority = o.priority;
@@ -171,7 +172,8 @@ unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
                      const unjamCallOptions_t* options, unjamRequest_t* request) {
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
-    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    const int rank = group->context->rank();
+    if (unjamResult_t r = apply_options(options, rank, call); r != UNJAM_SUCCESS) return r;
     return finish(group->context->submit(*group, key, call, request));
   });
 }
@@ -208,7 +210,8 @@ unjamResult_t transfer(unjamGroup_t group, const char* key, const void* send, vo
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
     Call call = make_call(Kind::kSendRecv, send, recv, count, dtype, UNJAM_SUM, 0);
-    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    const int rank = group->context->rank();
+    if (unjamResult_t r = apply_options(options, rank, call); r != UNJAM_SUCCESS) return r;
     return finish(group->context->transfer(*group, key, call, peer, sends, request));
   });
 }
@@ -678,7 +681,8 @@ unjamResult_t unjamRunWithOptions(unjamCollective_t collective, const void* send
     Call call;
     call.signature = collective->signature;
     call.signature.count = count;
-    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    const int rank = collective->group->context->rank();
+    if (unjamResult_t r = apply_options(options, rank, call); r != UNJAM_SUCCESS) return r;
     call.send = send;
     call.recv = recv;
     call.priority = collective->priority;

@@ -22,12 +22,12 @@ bool only_sends(const Primitive& p) {
 }  // namespace
 
 bool may_be_carried(const PlanRequest& request, const PlanLimits& limits, Algorithm algorithm) {
-  // (Of mesh plans all ranks have such a primitive, so that all ask for fewer lanes. An average of
+  // (Of rsag plans all ranks have such a primitive, so that all ask for fewer lanes. An average of
   // floats is scaled before it is sent. Plans of larger groups are the engine's, whose blocks move
   // everything: they had better be many.)
   constexpr int kMost = kMostPlaces;
   return limits.carried_lanes != 0 && limits.device == Device::kCuda && request.ranks > 1 &&
-         request.ranks <= kMost && algorithm == Algorithm::kMesh && is_served(request.kind) &&
+         request.ranks <= kMost && algorithm == Algorithm::kRsag && is_served(request.kind) &&
          request.op != Op::kAvg &&
          request.count * dtype_bytes(request.dtype) >= limits.carried_from;
 }

@@ -84,7 +84,7 @@ std::string planner_error(const PlanRequest& request, const PlanLimits& limits, 
 
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots) {
-  return planner_error(request, limits, name, serves, slots, kMaxDirectRanks);
+  return planner_error(request, limits, name, serves, slots, kMaxRanksInSets);
 }
 
 std::string rails_error(const PlanRequest& request, const char* name) {

@@ -10,7 +10,7 @@
 
 namespace unjam {
 
-// With several lanes, lane 0 is kept for latency: direct plans, and ring plans whose data is at
+// With several lanes, lane 0 is kept for latency: one-shot plans, and ring plans whose data is at
 // most this much and of which every part fits in one slot, so that nothing on this lane takes long.
 inline constexpr std::uint64_t kLatencyLaneBytes = 64 * 1024;
 

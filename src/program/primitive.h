@@ -25,7 +25,7 @@ inline constexpr std::uint16_t kNoPeer = 0xffff;
 inline constexpr int kMaxGroupRanks = 65'000;  // that 16 bits say
 // Of plans whose programs, or whose values as the checker follows them, grow with the group.
 inline constexpr int kMaxLinearRanks = 1024;
-inline constexpr int kMaxDirectRanks = 64;  // for plans with sets of all others
+inline constexpr int kMaxRanksInSets = 64;  // for plans with sets of all others
 // Of a rank, in a plan with sets: with the rank itself, sources of one slice. And sets of a plan.
 inline constexpr int kMostNeighbours = 63, kMostSets = 8;
 

@@ -148,7 +148,7 @@ const std::vector<Variable>& variables() {
        "auto.",
        true},
       {"UNJAM_OVERLAP", &Settings::overlap, 0, 2, nullptr,
-       "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "
+       "Whether rsag plans work on several chunks at a time, where the guaranteed slots suffice (4 "
        "for an all-reduce): hides the links' latency. 2: and send one while they receive another, "
        "as one slice (not broadcast and reduce). On CUDA 1 unless said.",
        true},
@@ -267,8 +267,9 @@ constexpr std::pair<const char*, std::int64_t> kSwitchWords[] = {
 
 bool parse(const Variable& v, const char* text, std::int64_t& value) {
   // (Behind the names, a choice's number is taken as well.)
+  const std::string_view choice = v.field == &Settings::algorithm ? name_today(text) : text;
   for (std::int64_t i = v.min; v.choices != nullptr && i <= v.max; ++i) {
-    if (value_text(v, i) != text) continue;
+    if (value_text(v, i) != choice) continue;
     value = i;
     return true;
   }
@@ -329,7 +330,7 @@ Settings device_defaults(unjamDevice_t device) {
   s.max_active_keys = 64;
   s.idle_keys = 4096;
   s.first_connectors = 8;
-  // Four, so that mesh plans overlap.
+  // Four, so that rsag plans overlap.
   s.guaranteed_slots = 4;
   s.overlap = 1;
   s.guaranteed_slot_bytes = s.pool_slot_bytes = kByLanes;

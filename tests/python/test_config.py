@@ -22,7 +22,7 @@ def test_values():
         {
             "policy": "hold",
             "order": "priority",
-            "algorithm": "direct",
+            "algorithm": "one_shot",
             "lanes": 3,
             "pool_slots": 0,
         }
@@ -109,6 +109,8 @@ def test_former_keywords():
     assert [str(warning.filename) for warning in w] == [__file__]
     with pytest.warns(DeprecationWarning, match="borrow_slots is now called pool_slots"):
         assert make_config({"borrow_slots": 0}).pool_slots == 2**32 - 1
+    with pytest.warns(DeprecationWarning, match="mesh is now called rsag"):
+        assert make_config({"algorithm": "mesh"}).algorithm == 2
     with pytest.raises(InvalidArgument, match="leave out the former name"):
         make_config({"escape_slot_bytes": 4096, "guaranteed_slot_bytes": 8192})
 
@@ -139,6 +141,28 @@ def test_a_former_name_counts_and_is_named_once(
     (text,) = [line.split(" warn: ")[1] for line in lines]
     assert text.startswith(f"{former} is now called {name}")
     assert ("leave out the former name" in text) == both
+
+
+def test_former_names_of_algorithms_count_and_are_named_once(python, monkeypatch):
+    program = (
+        "import numpy, unjam\n"
+        "with unjam.init_all(2) as contexts:\n"
+        "    assert contexts[0].info()['settings']['UNJAM_ALGORITHM'] == 'rsag'\n"
+        "    groups = [context.group() for context in contexts]\n"
+        "    x = [numpy.ones(2, numpy.float32) for _ in groups]\n"
+        "    for request in [g.all_reduce(a, algorithm='direct') for g, a in zip(groups, x)]:\n"
+        "        request.wait()\n"
+        "    (used,) = {key['algorithm'] for key in contexts[0].info()['keys']}\n"
+        "    assert used == 'one_shot', used\n"
+    )
+    monkeypatch.setenv("UNJAM_ALGORITHM", "mesh")
+    result = python("-c", program)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("unjam:")]
+    assert [line.split(" warn: ")[1].partition(": use that")[0] for line in lines] == [
+        "UNJAM_ALGORITHM: mesh is now called rsag",
+        "direct is now called one_shot",
+    ]
 
 
 def test_a_wrong_value_is_named_by_the_name_it_was_given_under(monkeypatch):

@@ -101,7 +101,7 @@ void mute(Machine& machine, const std::vector<const Launch*>& launches, const Ca
 
 bool has_large_slots(const Case& x, std::uint64_t seed) {
   if (x.shape) return false;
-  const bool packets = x.algorithm == Algorithm::kDirect || x.algorithm == Algorithm::kTwoShot;
+  const bool packets = x.algorithm == Algorithm::kOneShot || x.algorithm == Algorithm::kTwoShot;
   return seed % 2 == 0 && !packets;
 }
 GpuShape shape_of(const Case& x, std::uint64_t seed) {
@@ -307,8 +307,8 @@ std::vector<Case> cases() {
   };
   for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
                           Kind::kBroadcast, Kind::kReduce}) {
-    add(kind, Algorithm::kDirect, {1, 61, 150});
-    add(kind, Algorithm::kMesh, {512, 2000, 5003});
+    add(kind, Algorithm::kOneShot, {1, 61, 150});
+    add(kind, Algorithm::kRsag, {512, 2000, 5003});
   }
   add(Kind::kAllReduce, Algorithm::kTwoShot, {24, 61, 150});
   add(Kind::kBroadcast, Algorithm::kChain, {512, 5000});
@@ -420,7 +420,7 @@ void carried(Copies copies, std::uint64_t seeds, std::uint64_t held) {
     for (const std::uint32_t ranks : {2u, 3u, 4u}) {
       for (std::uint64_t seed = 0; seed < seeds; ++seed) {
         const std::uint64_t own = base_seed() + runs++;
-        Case x{kind, Algorithm::kMesh, ranks, 2, own % 3 == 0 ? 3001u : 2003u};
+        Case x{kind, Algorithm::kRsag, ranks, 2, own % 3 == 0 ? 3001u : 2003u};
         x.copies = copies;
         x.in_place = kind == Kind::kAllReduce && own % 2 == 0;
         x.held = own % 3 == 1 ? held : 0;
@@ -515,7 +515,7 @@ constexpr std::uint64_t kWordsAChunk = 256;
 TEST(CallKernel, BorrowsWhatIsTaken) {
   std::vector<Case> some;
   for (const std::uint64_t chunks : {5, 7}) {
-    Case x{Kind::kBroadcast, Algorithm::kMesh, 2, 2, 2 * chunks * kWordsAChunk};
+    Case x{Kind::kBroadcast, Algorithm::kRsag, 2, 2, 2 * chunks * kWordsAChunk};
     x.late = 100'000;
     x.keys = 2;
     x.root_is_first = true;
@@ -526,7 +526,7 @@ TEST(CallKernel, BorrowsWhatIsTaken) {
 }
 // Packets of one use after the other, to somebody who begins late: there is room for those of two.
 TEST(CallKernel, SendsPacketsWhereThereIsRoom) {
-  Case x{Kind::kBroadcast, Algorithm::kDirect, 2, 2, 61};
+  Case x{Kind::kBroadcast, Algorithm::kOneShot, 2, 2, 61};
   x.late = 100'000;
   x.root_is_first = true;
   x.shape = with_slots(2, 0);
@@ -537,7 +537,7 @@ TEST(CallKernel, SendsPacketsWhereThereIsRoom) {
 TEST(CallKernel, TellsTheLastCredits) {
   std::vector<Case> some;
   for (const Kind kind : {Kind::kAllGather, Kind::kAllReduce, Kind::kBroadcast}) {
-    Case x{kind, Algorithm::kMesh, 2, 2, 0};
+    Case x{kind, Algorithm::kRsag, 2, 2, 0};
     x.count = (kind == Kind::kAllReduce ? 2 : 1) * 2 * 8 * kWordsAChunk;
     x.patience_us = 20;
     x.mute = 100'000;
@@ -606,7 +606,7 @@ class OtherDriver {
 TEST(CallKernel, WaitsForItsLanesLeases) {
   Figures figures;
   std::uint64_t taken = 0;
-  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kTwoShot}) {
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
     const Case x{Kind::kAllReduce, algorithm, 2, 2, 61};
     constexpr std::uint32_t kUses = 8;
     for (std::uint64_t s = 0; s < 2; ++s) {
@@ -643,7 +643,7 @@ TEST(CallKernel, GathersWhatNobodyForgets) {
       const GpuRanks ranks(shape);
       GpuCall call;
       call.count = number_of_ranks * shape.lanes * 12 * kWordsAChunk;
-      call.algorithm = Algorithm::kMesh;
+      call.algorithm = Algorithm::kRsag;
       call.in_place = true;
       ASSERT_EQ(ranks.prepare(call), "");
       for (std::uint32_t r = 0; r < number_of_ranks; ++r) {

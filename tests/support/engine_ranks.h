@@ -42,7 +42,7 @@ enum class What {
   kAllGather,
   kReduceScatter,
   kBroadcast,
-  // As mesh plans do them, of at least two ranks: the root's part is empty, see empty_part().
+  // As rsag plans do them, of at least two ranks: the root's part is empty, see empty_part().
   kMeshBroadcast,
   kMeshReduce,
   // As a ring plan does them, of at least two ranks.
@@ -703,7 +703,7 @@ class Ranks {
   std::vector<std::pair<std::vector<std::int32_t>*, unsigned char*>> in_heap_;
 };
 
-// Every hop works on a chunk some passes before the hop before it's, as mesh plans do with slots
+// Every hop works on a chunk some passes before the hop before it's, as rsag plans do with slots
 // enough.
 inline void overlap(std::vector<Primitive>& program, unsigned passes = 1) {
   unsigned lag = 0;

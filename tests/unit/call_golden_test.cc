@@ -3,7 +3,7 @@
 // head says more:
 //
 //     UNJAM_TEST_GOLDEN=update build/release/tests/call_golden_test
-//     UNJAM_TEST_GOLDEN='broadcast mesh cuda' build/release/tests/call_golden_test
+//     UNJAM_TEST_GOLDEN='broadcast rsag cuda' build/release/tests/call_golden_test
 //
 // the latter of which prints all that a line of the file sums up.
 #include <gtest/gtest.h>
@@ -178,7 +178,7 @@ TEST(CallGolden, KernelsAreToldWhatTheyWereTold) {
   unjam_test::add_golden_cases(&cases, &unused);
   for (const GoldenCase& c : cases) {
     if (c.limits.device != Device::kCuda) continue;
-    // "all_reduce mesh cuda 4 ranks 80K": without the ranks and the data.
+    // "all_reduce rsag cuda 4 ranks 80K": without the ranks and the data.
     std::size_t end = 0;
     for (int word = 0; word < 3; ++word) end = c.name.find(' ', end + 1);
     texts[c.name.substr(0, end)] += text_of(c);

@@ -89,7 +89,7 @@ constexpr Op kOps[] = {Op::kSum, Op::kProd, Op::kMin, Op::kMax};
 void expect_marked(const PlanRequest& request, const PlanLimits& limits) {
   SCOPED_TRACE(title(request));
   for (const Plan& plan : plans_of(request, limits)) {
-    EXPECT_EQ(plan.algorithm, Algorithm::kMesh);
+    EXPECT_EQ(plan.algorithm, Algorithm::kRsag);
     EXPECT_EQ(plan.protocol, Protocol::kSlot);
     EXPECT_EQ(plan.geometry.lanes, kFewerLanes);
     EXPECT_EQ(marks(plan), 1);
@@ -160,7 +160,7 @@ TEST(CarriedPlans, OtherAlgorithmsAndHostsAreNot) {
     PlanLimits host = cuda_limits(4);
     host.device = Device::kHost;
     expect_unmarked(request, host);
-    expect_unmarked(request, host, Algorithm::kMesh);
+    expect_unmarked(request, host, Algorithm::kRsag);
     expect_unmarked(request_of(kind, 1, kFrom), cuda_limits(1));
   }
 }
@@ -189,7 +189,7 @@ TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
     const PlanRequest request = request_of(kind, 4, kFrom);
     PlanLimits fewer = cuda_limits(4, false);
     fewer.lanes = kFewerLanes;
-    const std::vector<Plan> others = plans_of(request, fewer, Algorithm::kMesh);
+    const std::vector<Plan> others = plans_of(request, fewer, Algorithm::kRsag);
     std::vector<Plan> plans = plans_of(request, cuda_limits(4));
     ASSERT_EQ(plans.size(), others.size());
     for (std::size_t r = 0; r < plans.size(); ++r) {
@@ -216,7 +216,7 @@ TEST(CarriedPlans, AreProved) {
       for (const std::uint64_t count : {std::uint64_t{1} << 18, (std::uint64_t{1} << 18) + 1237}) {
         const PlanRequest request = request_of(kind, ranks, count);
         SCOPED_TRACE(title(request));
-        const std::vector<Plan> plans = plans_of(request, limits, Algorithm::kMesh);
+        const std::vector<Plan> plans = plans_of(request, limits, Algorithm::kRsag);
         for (const Plan& plan : plans) EXPECT_EQ(marks(plan), 1);
         CheckOptions options;
         options.slots = static_cast<int>(limits.guaranteed_slots);

@@ -285,7 +285,7 @@ TEST(Levels, GroupsHaveTablesOfTheirOwn) {
   EXPECT_EQ(tried(hosts, forced, {0, 1, 2, 3, 4, 5}, nullptr), "hierarchical");
   EXPECT_EQ(tried(hosts, forced, {4, 2, 3, 5}, nullptr), "hierarchical");
   // Asked for in all calls, it serves where it can; asked for in one, it says why it cannot.
-  EXPECT_EQ(tried(hosts, forced, {0, 1, 2}, nullptr), "direct");
+  EXPECT_EQ(tried(hosts, forced, {0, 1, 2}, nullptr), "one_shot");
   EXPECT_EQ(tried(hosts, default_config(), {0, 1, 2}, "pat"),
             "no plan for all_reduce(count=1, float32, sum, algorithm=pat): pat plans need as many "
             "ranks on each host: rank 0's host has 2 of them, rank 2's has 1: use ring");

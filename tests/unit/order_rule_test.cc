@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "plan/algorithms/chain.h"
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/rsag.h"
 #include "plan/check/checker.h"
 #include "plan/check/validate.h"
 #include "plan/common.h"
@@ -521,7 +521,7 @@ class Source {
     chunks_ = 1 + below(8);
     switch (below(8)) {
       case 0:
-        plan_by(made, plan_mesh, mesh_serves);
+        plan_by(made, plan_rsag, rsag_serves);
         break;
       case 1:
         plan_by(made, plan_chain, chain_serves);

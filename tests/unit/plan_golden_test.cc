@@ -8,7 +8,7 @@
 //
 //     UNJAM_TEST_GOLDEN=update build/release/tests/plan_golden_test
 //
-// UNJAM_TEST_GOLDEN='broadcast mesh host 3 ranks 80K' prints a case in full: in a tree of before
+// UNJAM_TEST_GOLDEN='broadcast rsag host 3 ranks 80K' prints a case in full: in a tree of before
 // and one of after, to compare.
 //
 // Buffers' alignment and whether a call is in place are no cases: plans may not look at them. The
@@ -71,9 +71,9 @@ std::string text_of(const Sequences& s) { return unjam_test::text_of(s.slices, s
 
 // Written out, too, so that a reader sees what is summed up in the other lines.
 const std::set<std::string> kWrittenOut = {
-    "all_reduce ring host 3 ranks 37",     "all_reduce mesh host-lanes 2 ranks 80K",
+    "all_reduce ring host 3 ranks 37",     "all_reduce rsag host-lanes 2 ranks 80K",
     "all_reduce two_shot cuda 3 ranks 37", "reduce chain cuda 3 ranks 37",
-    "broadcast mesh host-few 3 ranks 37",  "all_to_all direct host 2 ranks 37",
+    "broadcast rsag host-few 3 ranks 37",  "all_to_all one_shot host 2 ranks 37",
     "send_recv pairwise host 2 ranks 80K",
 };
 

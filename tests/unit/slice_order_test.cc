@@ -1,5 +1,5 @@
 // SliceOrder against a plain walk through programs, pass by pass: random ones whose terms have
-// unequal chunks, all plans of today, and the closed forms that served mesh plans alone.
+// unequal chunks, all plans of today, and the closed forms that served rsag plans alone.
 #include "program/slice_order.h"
 
 #include <gtest/gtest.h>

@@ -51,7 +51,7 @@ SHORT = {
     "UNJAM_TRACE_EVENTS": "trace events kept a lane; 0: none",
     "UNJAM_STALL_MS": "age from which peers are compared",
     "UNJAM_ALGORITHM": "how plans move the data",
-    "UNJAM_OVERLAP": "chunks of mesh plans at a time",
+    "UNJAM_OVERLAP": "chunks of rsag plans at a time",
     "UNJAM_DELAY_SEED": "tests: random delays; 0: none",
     "UNJAM_DELAY_MAX_US": "tests: the longest delay",
     "UNJAM_HOST_ID": "as which host it counts",

@@ -17,7 +17,7 @@ from .times import time_plan
 
 _RANKS = (2, 4)
 _SIZES = (64, 4096, 65536, 1 << 20)
-_ALGORITHMS = ("ring", "double_binary_tree", "direct")
+_ALGORITHMS = ("ring", "double_binary_tree", "one_shot")
 _LEAST_CALLS, _MOST_CALLS, _SECONDS = 7, 200, 0.25
 _FITTED = ("slice_us", "wait_us", "peer_us", "engine_gb_per_s", "link_gb_per_s", "base_us")
 _BOUNDS = {

@@ -55,7 +55,7 @@ std::optional<Plan> plan_chain(const PlanRequest& request, const PlanLimits& lim
   plan.geometry = make_geometry(request, 1);
   const bool cuda = limits.device == Device::kCuda;
   const bool is_short = cuda && request.ranks > 1 && request.ranks <= kShortChainRanks;
-  // (As a mesh plan.)
+  // (As an rsag plan.)
   assign_bulk_lanes(request, limits, is_short ? 0 : 1, &plan.geometry);
   if (is_short) {
     plan.geometry.chunk = slot_chunk(limits, plan.geometry);

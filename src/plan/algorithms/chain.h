@@ -22,7 +22,7 @@ namespace unjam {
 
 inline constexpr std::uint32_t kMinChainSlots = 1;  // guaranteed slots, see above
 
-// Among so many ranks at most, on GPUs, a chain's last rank waits no longer than a mesh plan's:
+// Among so many ranks at most, on GPUs, a chain's last rank waits no longer than an rsag plan's:
 // each GPU sends to one other, and receives from one, which links are faster at.
 inline constexpr int kShortChainRanks = 4;
 

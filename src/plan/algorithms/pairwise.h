@@ -1,7 +1,7 @@
 // The pairwise planner: kinds in which each piece of data goes from one rank to one other, straight
 // and through slots, a pair of ranks at a time: all-to-all, gather, scatter and send/recv, for
 // groups of up to 1,024 ranks. Every byte travels once. A slice may be as large as a slot that is
-// free, so chunks are larger than a mesh plan's, which moves one guaranteed slot to all peers at
+// free, so chunks are larger than an rsag plan's, which moves one guaranteed slot to all peers at
 // once.
 //
 // All-to-all: in step k = 1 … N-1 rank r sends to r+k and receives from r-k, so in each step every

@@ -23,7 +23,7 @@
 // that drain it; the rest are counted only, by the steps of that period. (With lags,
 // ranks are never all between two loops with empty FIFOs. There what lies two lags behind the
 // beginning repeats: a circle of ranks that wait for one another has a copy a pass earlier, down to
-// the first pass in which all primitives have a chunk. So as many more loops are run; mesh.h argues
+// the first pass in which all primitives have a chunk. So as many more loops are run; rsag.h argues
 // for any number.) Lanes share nothing; of lanes with equal lengths one is run.
 //
 // Memory. Out of place, input and output are different memory; in place, a slice of the input is

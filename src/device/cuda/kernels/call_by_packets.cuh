@@ -1,6 +1,6 @@
 // As call_in_stream.cuh, for calls of packets, whose lanes make one loop each: of one hop
-// (plan/algorithms/direct.cc), in which every block sends what it has for its peers, copies the own
-// data, and receives; and of two (plan/algorithms/two_shot.cc), a block of its own function, so
+// (plan/algorithms/one_shot.cc), in which every block sends what it has for its peers, copies the
+// own data, and receives; and of two (plan/algorithms/two_shot.cc), a block of its own function, so
 // that calls of one hop pay nothing for it.
 #pragma once
 

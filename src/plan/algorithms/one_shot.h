@@ -1,5 +1,5 @@
-// The direct planner: every rank sends straight to every rank that needs its data, in packets. One
-// hop instead of the ring's N-1 or 2(N-1), at the price of up to N/2 times its bytes: for small
+// The one-shot planner: every rank sends straight to every rank that needs its data, in packets.
+// One hop instead of the ring's N-1 or 2(N-1), at the price of up to N/2 times its bytes: for small
 // sizes, and for groups of at most 64 ranks.
 //
 // Reductions gather: every rank receives the raw contributions and adds them in ascending order of
@@ -10,7 +10,7 @@
 // A chunk is one slice, as much as a guaranteed slot holds of it: half of it is flags, or, of long
 // messages on GPUs, one word in 8 (Protocol::kPacket, kLine). A rank sends at most one slice to
 // each peer per pass and waits for nothing before it has sent, so one slot per connector is enough.
-// On the host direct plans use the latency lane (lane 0) alone; on a GPU, where one block moves
+// On the host one-shot plans use the latency lane (lane 0) alone; on a GPU, where one block moves
 // little, a lane for every 7 KiB or so of a message beyond 15 KiB (among more than two ranks, of
 // short ones of all to all, every 4 KiB; or half of all, see leave_room()), and which ones is the
 // invocation's affair, see spread_lanes().
@@ -23,12 +23,12 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kMinDirectSlots = 1;  // guaranteed slots, see above
+inline constexpr std::uint32_t kMinOneShotSlots = 1;  // guaranteed slots, see above
 
-bool direct_serves(Kind kind);
+bool one_shot_serves(Kind kind);
 
 // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
-std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
-                                std::string* error = nullptr);
+std::optional<Plan> plan_one_shot(const PlanRequest& request, const PlanLimits& limits,
+                                  std::string* error = nullptr);
 
 }  // namespace unjam

@@ -1,4 +1,4 @@
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/rsag.h"
 
 #include <algorithm>
 
@@ -37,7 +37,7 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
   p[p.size() - 2].flags |= kWithNext;
 }
 
-// Whose part is empty, see mesh.h.
+// Whose part is empty, see rsag.h.
 std::uint16_t empty_part(const PlanRequest& request) {
   if (request.ranks == 1 || !whole_at_root(request.kind)) return kNoPart;
   const bool reduces = request.kind == Kind::kReduce;
@@ -45,9 +45,9 @@ std::uint16_t empty_part(const PlanRequest& request) {
                                                                   : request.root);
 }
 
-class MeshProgram {
+class RsagProgram {
  public:
-  explicit MeshProgram(const PlanRequest& request)
+  explicit RsagProgram(const PlanRequest& request)
       : kind_(request.kind),
         ranks_(request.ranks),
         rank_(request.rank),
@@ -119,12 +119,12 @@ class MeshProgram {
 
 }  // namespace
 
-bool mesh_serves(Kind kind) { return reduces(kind) || blocked(kind) || whole_at_root(kind); }
+bool rsag_serves(Kind kind) { return reduces(kind) || blocked(kind) || whole_at_root(kind); }
 
-std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
+std::optional<Plan> plan_rsag(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
   const std::string problem =
-      several_peers_error(request, limits, "mesh", mesh_serves(request.kind), kMinMeshSlots);
+      several_peers_error(request, limits, "rsag", rsag_serves(request.kind), kMinRsagSlots);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;
@@ -136,7 +136,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   plan.geometry.chunk = slot_chunk(limits, plan.geometry);
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
-  MeshProgram(request).write(&plan);
+  RsagProgram(request).write(&plan);
   overlap(request.kind, limits, &plan.primitives);
   if (limits.overlap && request.ranks > 1) even_chunks(&plan.geometry);
   return plan;

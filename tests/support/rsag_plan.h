@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/rsag.h"
 #include "plan/lower.h"
 #include "program/schedule.h"
 
@@ -27,7 +27,7 @@ inline Plan mesh_plan(Kind kind, std::uint32_t slots, int ranks, int rank, int r
   limits.guaranteed_slots = slots;
   limits.lanes = 4;
   limits.overlap = true;
-  const std::optional<Plan> plan = plan_mesh(request, limits);
+  const std::optional<Plan> plan = plan_rsag(request, limits);
   EXPECT_TRUE(plan.has_value());
   return plan.value_or(Plan{});
 }

@@ -1,4 +1,4 @@
-// The mesh planner: reduce-scatter and all-gather straight between all pairs, through slots. Two
+// The rsag planner: reduce-scatter and all-gather straight between all pairs, through slots. Two
 // hops whatever the group's size (the ring's bytes, without its 2(N-1) hops), for ranks whose links
 // are fully connected, and for groups of at most 64 ranks. Send/recv is not served: use pairwise.
 //
@@ -57,7 +57,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kMinMeshSlots = 2;  // guaranteed slots, see above
+inline constexpr std::uint32_t kMinRsagSlots = 2;  // guaranteed slots, see above
 
 // How many passes a chunk's hops lie apart with so many guaranteed slots, see above; 0: none.
 constexpr std::uint32_t overlap_distance(std::uint32_t hops, std::uint32_t slots) {
@@ -65,10 +65,10 @@ constexpr std::uint32_t overlap_distance(std::uint32_t hops, std::uint32_t slots
   return most < 2 ? most : 2;
 }
 
-bool mesh_serves(Kind kind);
+bool rsag_serves(Kind kind);
 
 // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
-std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
+std::optional<Plan> plan_rsag(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error = nullptr);
 
 }  // namespace unjam
