@@ -67,7 +67,7 @@ class Batches : protected Passes<Dev> {
       if (s_.active[t.slot % kActiveContexts].slot == t.slot || dev_.cancelled(t.slot)) {
         t.is_rival = !is_short(inv);
         t.how = BatchWay::kNot;
-      } else if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) {
+      } else if (load_acquire_local(inv.key->done) != inv.use || !dev_.ready(inv)) {
         t.how = BatchWay::kLater;
       } else {
         t.is_rival = !is_short(inv);

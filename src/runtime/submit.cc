@@ -362,7 +362,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
     // Any element will do: what counts is that nobody has the sum before all have given theirs.
     inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();
   }
-  inv.n = inv.turn = s.n;
+  inv.n = inv.use = s.n;
   // (The library's own element is in memory that the first lane alone touches.)
   if (cuda() && has_inline_flags(plan.protocol) && row_of(signature.kind).buffers) {
     inv.geometry.first_lane =

@@ -552,7 +552,7 @@ class Ranks {
     inv.input = u.inputs[r].data();
     inv.output = u.outputs[r].data();
     if (case_.heap && ++submitted_ % 4 != 0) place_in_heap(u, r, inv);
-    inv.n = inv.turn = u.n;
+    inv.n = inv.use = u.n;
     inv.seed = hash_combine(inv.key->tag, u.n);
     inv.group_size = static_cast<std::uint16_t>(n_);
     inv.op = u.op;

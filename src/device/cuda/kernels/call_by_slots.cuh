@@ -190,7 +190,7 @@ __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bo
   const auto is_over = [&] {
     if (keeps) return load_relaxed_local(r.completed[launch.slot]) >= launch.serial;
     // (Somebody's next use of the key may be over, too.)
-    return load_relaxed_local(launch.sqe.inv.key->done) != launch.sqe.inv.turn;
+    return load_relaxed_local(launch.sqe.inv.key->done) != launch.sqe.inv.use;
   };
   std::uint64_t end = global_ns() + (keeps ? kLongestKeepNs : kLongestLingerNs);
   for (bool over = false; global_ns() < end; __nanosleep(200)) {

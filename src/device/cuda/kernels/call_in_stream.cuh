@@ -90,7 +90,7 @@ __device__ __forceinline__ void see_to_lane(CudaRank& r, const StreamCall& call,
 // with their leases, the call's buffers belong to its stream, and who asks for its end looks at
 // `completed` or the CQ.
 __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
-  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.turn + 1);
+  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.use + 1);
 }
 
 // Behind a fence of this thread, which is behind all that the call has stored in any lane: each of
@@ -211,7 +211,7 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
     const std::uint64_t bit = leaser ? std::uint64_t{1} << lane : 0;
     std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
     const std::uint64_t found = fetch_or_acquire(word, bit);
-    ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.turn;
+    ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.use;
     if (leaser && !ok && patient) ok = await_lease(r, lane);
     leased = leaser && ok;
   }
@@ -353,7 +353,7 @@ __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, st
 // for long, and holds the lease only with all else that it needs, and not for long either. (A
 // `close` one, see OverlapRule, begins as soon as it has both.)
 // looks(patient): look(), or what another kind of call looks at.
-enum class Looked : std::uint32_t { kInVain, kAhead, kAtItsTurn };
+enum class Looked : std::uint32_t { kInVain, kAhead, kStreamReached };
 template <class Looks>
 __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& launch,
                                                std::uint32_t lane, bool& leased, const Shared& s,
@@ -368,14 +368,14 @@ __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& la
   for (bool ahead = true;;) {
     const bool taken = take_lane(r, launch, lane, !ahead, leased);
     const bool ok = taken && looks(!ahead);
-    if (!ahead) return ok ? Looked::kAtItsTurn : Looked::kInVain;
+    if (!ahead) return ok ? Looked::kStreamReached : Looked::kInVain;
     if (ok && close) return Looked::kAhead;
     if (!ok) let_go();
     const std::uint64_t since = ok ? global_ns() : begun, longest = ok ? kHeldAheadNs : kAheadNs;
-    bool turn = has_waited(s), again = false;
+    bool reached = has_waited(s), again = false;
     // (Of a close call nobody says that its turn has come.)
     const bool waits_there = close && taken;
-    while (!turn && !again && !waits_there) {
+    while (!reached && !again && !waits_there) {
       if (__any_sync(kAll, global_ns() - since > longest) != 0) break;
       if (!taken) {
         // Whether another try is worth it.
@@ -384,16 +384,16 @@ __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& la
         if (threadIdx.x == kLeaser) {
           there = (load_relaxed_local(r.lanes) >> lane & 1) == 0;
         } else if (threadIdx.x == kFormer) {
-          there = load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.turn;
+          there = load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.use;
         }
         again = __all_sync(kAll, there) != 0;
       }
-      turn = has_waited(s);
+      reached = has_waited(s);
     }
     if (again) continue;
-    if (ok && !turn) let_go();
+    if (ok && !reached) let_go();
     wait_for_stream();
-    if (ok && turn) return Looked::kAtItsTurn;
+    if (ok && reached) return Looked::kStreamReached;
     ahead = false;
   }
 }

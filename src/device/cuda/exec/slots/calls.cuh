@@ -44,17 +44,17 @@ enum Watch : std::uint32_t { kRoomToSend, kToGather, kRoomForResult, kToCollect 
 inline constexpr std::uint32_t kWatches = 4;
 static_assert(kWatches * kStreamCallRanks == 32);
 
-inline constexpr unsigned kApartWarps = 2;   // that move nothing
-inline constexpr std::uint32_t kGroups = 2;  // of movers
-inline constexpr std::uint32_t kInHand = 2;  // slices of a hop that movers have, at most
-inline constexpr std::uint32_t kTurns = 16;  // of a group: it never has more in hand
-inline constexpr std::uint32_t kCome = 4;    // slices that have come, of a peer and a hop
+inline constexpr unsigned kApartWarps = 2;     // that move nothing
+inline constexpr std::uint32_t kGroups = 2;    // of movers
+inline constexpr std::uint32_t kInHand = 2;    // slices of a hop that movers have, at most
+inline constexpr std::uint32_t kOrdered = 16;  // of a group: it never has more in hand
+inline constexpr std::uint32_t kCome = 4;      // slices that have come, of a peer and a hop
 
 inline constexpr std::uint64_t kTurnNs = 500000;  // of a lane, about an engine's quantum
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
 
-static_assert(kTurns >= kSlotSteps * kInHand);
+static_assert(kOrdered >= kSlotSteps * kInHand);
 // But of a rank that has one hop, where several calls go together; and how many of them it gives in
 // a round, in which it looks at all calls. (Either alone is no faster; of a call that
 // is alone two are enough.)
@@ -88,7 +88,7 @@ struct SlotShared {
   std::uint16_t pool[kStreamCallRanks][kSlotHeaders];
   std::uint32_t stored[kSlotSteps * kInHand];
   // By group: how many slices it was given, which of the descriptions, and what they cost.
-  std::uint32_t given[kGroups], turns[kGroups][kTurns];
+  std::uint32_t given[kGroups], order[kGroups][kOrdered];
   std::uint64_t costs[kGroups];
   std::uint32_t closed;  // nothing more is given
   std::uint32_t poke;

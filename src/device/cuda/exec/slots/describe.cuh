@@ -138,9 +138,9 @@ __device__ __forceinline__ void give(const S& c, std::uint32_t hop, std::uint32_
   std::uint32_t group = s.costs[1] < s.costs[0] ? 1 : 0;
   if (c.in_step()) group = hop == kSends ? 0 : 1;
   s.costs[group] += cost_of(c, hop);
-  const std::uint32_t turn = s.given[group];
-  s.turns[group][turn % kTurns] = at;
-  CudaDev::store_block(s.given[group], turn + 1);
+  const std::uint32_t n = s.given[group];
+  s.order[group][n % kOrdered] = at;
+  CudaDev::store_block(s.given[group], n + 1);
 }
 
 // Of what is in the output already: as if movers had moved it. By one thread; `n` slices of the hop

@@ -18,7 +18,7 @@ __device__ __forceinline__ void move(const S& c) {
       // (The latest is given before that is said.)
       if (CudaDev::load_block(s.closed) != 0 && CudaDev::load_block(s.given[group]) <= k) return;
     }
-    const std::uint32_t at = s.turns[group][k % kTurns];
+    const std::uint32_t at = s.order[group][k % kOrdered];
     __syncwarp();
     if (c.in_step()) {
       sync_group(1 + group, threads);
