@@ -1,53 +1,14 @@
-// Connectors: in-order, lock-free, one-way streams of slices between two ranks, one per
-// (group, key, peer, lane). Called by a lane's control threads: for one peer and direction by one
-// thread at a time, for others by several at once (what a sender keeps, it keeps for each peer
-// apart).
+// Connectors: in-order, lock-free, one-way streams of slices between two ranks, one for each group,
+// key, peer and lane. Called by a lane's control threads: for one peer and direction by one thread
+// at a time, for others by several at once (what a sender keeps, it keeps for each peer apart).
 //
-// Who publishes what. A step is one slice. The sender publishes it through its slot header's flag,
-// the receiver publishes that it has consumed it through the credit cell. Both keep their own count
-// (posted, consumed) in the endpoint and derive the other's on each look: an attempt that finds
-// nothing has changed nothing, so it can be repeated at will.
-// Both publish in two steps: post() and take() write all that is to be visible, then what they name
-// is published. Between the two a device may put one fence for all
-// that a block has to publish (see PublishedWord).
+// A step is one slice. Its sender publishes it through its header's flag, its receiver that it is
+// consumed through the credit cell. Step s may use guaranteed slot s % guaranteed_slots if fewer
+// than guaranteed_slots steps are outstanding, or any pool slot that is free: whose step was
+// consumed. An attempt that finds nothing has changed nothing.
 //
-// Room. Of the steps under way, step s may use guaranteed slot s % guaranteed_slots if fewer than
-// guaranteed_slots steps are outstanding (then the slot's last user was consumed, steps being
-// consumed in order), or any pool slot that is free. A pool slot is free once the step that
-// used it was consumed: a look at that connector's credit cell tells, so nothing is ever given back
-// explicitly, and nobody ever waits for one.
-//
-// Self-deadlock. Slices are cut at multiples of the guaranteed slot's size from the chunk's start,
-// so a chunk has at most guaranteed_slots - 1 outstanding slices. In a ring each rank injects at
-// most one chunk before it consumes one, so the outstanding slices of all N connectors sum to at
-// most N
-// * (guaranteed_slots - 1): some connector always has a free guaranteed slot (a bubble), and the
-// ring moves. The plan checker proves the same for every plan by execution.
-//
-// Whose connector. A key keeps its connector while it is idle, so that a key that is used again
-// finds it as it was. It loses it in two ways. Another key takes it over: once a (peer, lane) has
-// touched as many connectors as its pool is meant to hold, a key that opens gets one that was not
-// used since the sender's hand last passed it (second chance) and whose slices are all consumed.
-// Where keys come back for what they have just lost, the pool grows instead (learn()), so a working
-// set that fits soon takes over nothing. Or the runtime forgets the key, and release() gives the
-// connector back.
-//
-// Straight into the output. A receiver whose output lies in its arena's heap, or in a window
-// (windows.h), may invite: in the credit cell of each connector on which an invocation's data come
-// it says where that invocation's output is, and in a second word (invitation_word()) for which
-// invocation. A sender that finds the
-// word of its own invocation may store slices there that the receiver would only copy there, and
-// posts them as others, with kFlagInOutput. The word is a hash of the place, too: so a sender that
-// reads the one while the other is being written, for a former or a later owner of the connector,
-// is not invited. Nobody answers, and nobody waits for an invitation: until it is found, slices go
-// through slots; and so they do if the sender cannot reach the place. The output is the receiver's
-// again when it has consumed all slices, for nobody stores behind the last one's flag. (If its call
-// has failed: when the sender has ended its own, or the invocation is none of those that it runs.)
-//
-// Who may reuse a connector with slices that nobody has read? Its sender, once the peer's lane has
-// left a mark that it will never read this key, or this group, again: the key has failed on that
-// rank and nothing of it is under way there, or the rank has destroyed the group. The sender alone
-// could not know: a reader may be inside of a slot, or find the slice tomorrow.
+// docs/internals/connectors.md: why a ring cannot block itself, who takes a connector over, slices
+// that nobody has read, and slices that go straight into a receiver's output.
 #pragma once
 
 #include <cstdint>
@@ -361,7 +322,7 @@ class LaneTransport {
     if (++w.slot == shape.guaranteed_slots) w.slot = 0;
   }
 
-  // ---- straight into the output, see above ----
+  // ---- straight into the output, see the head ----
 
   // Receiver: the invocation with this seed has its output there. Called when the invocation may
   // run here: the output is ours to overwrite. Release: so it is to who finds the word.

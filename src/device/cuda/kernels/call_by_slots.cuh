@@ -1,23 +1,13 @@
 // As call_in_stream.cuh, for what is too large for packets: what plan/lower.cc gives to slots,
-// moved as exec/slots/calls.cuh has it. No engine has a part in it, unless it gives up (below).
+// moved as exec/slots/calls.cuh has it. Before its stream has come to it all is set up, and its
+// beginning rehearsed; a call that is close to the one in front even begins
+// (docs/internals/neighbouring-calls.md).
 //
-// Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
-// warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
-// without data. For instructions have to be fetched, so the first slice's description takes longer
-// than later ones. A call that is close to the one in front, see OverlapRule, even begins then. And
-// since one more is likely to be close to it, who waits for nobody any more there, for all that is
-// left has come, or has room, reports while its last slices are moved, so that the next call's
-// blocks come, and do all this, meanwhile. (Blocks that come early and then wait for their turn
-// slow the call in front of them down a little.)
-//
-// Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
-// but a while for peers (StreamCall::patience_ns since anything came). It stops for others that
-// want lanes, when it has had its turn (kTurnNs); if another lane of the call has given up; or if
-// the host says something. Then the engine goes on, with what hops have behind them
-// (CudaRank::handed), and the block drives its lane again, as those of calls for the engine do.
-// Before the engine has accepted the call its connectors may be taken over (see
-// call_in_stream.cuh): those whose slices peers have taken. What is left goes through the next
-// ones.
+// Giving up. Only the first warp waits for peers; all others wait for it, and it ends. It stops
+// when nothing has come for StreamCall::patience_ns; for others that want lanes, after kTurnNs; if
+// another lane of the call has given up; or if the host says something. Then the engine goes on,
+// with what hops have behind them (CudaRank::handed). Before it has accepted the call, connectors
+// may be taken over whose slices peers have taken; what is left goes through the next ones.
 #pragma once
 
 #include "device/cuda/exec/slots/count.cuh"

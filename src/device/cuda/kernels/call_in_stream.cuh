@@ -1,37 +1,13 @@
-// What calls in streams without the engine have in common, by packets or by slots: leases, reports,
-// giving up. Most of the time of a short call is what an engine does to be able to leave it and
-// come back; here it is tried straight from the kernel's arguments, with the same connectors, flags
-// and credits, so peers cannot tell. One side may be here and the other in its engine, in each
-// lane.
+// What calls in streams without the engine have in common, by packets (call_by_packets.cuh) or by
+// slots (call_by_slots.cuh): leases, reports, giving up (docs/internals/calls-in-streams.md). Block
+// b does what the call's lane b, from StreamCall::first_lane on, has to do: it takes the lane's
+// lease, looks whether all that it needs is there, moves data, tells peers, reports, and gives the
+// lease back. "lane" is one of the rank's below; reports are by the call's.
 //
-// Block b does what the call's lane b, from StreamCall::first_lane on, has to do. "lane" is one of
-// the rank's below; reports are by the call's.
-//
-// Plan: one that plan/lower.cc gives to packets of one hop or two
-// (call_by_packets.cuh), or to slots (call_by_slots.cuh), all built of what is here and of
-// device/cuda/exec. Each block does what its lane has to do:
-//   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
-//   receives, tells peers (credits, pokes), reports, and gives the lease back.
-// What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
-// connector is not open, a former use of the key is not complete, a packet does not come.
-//
-// Reports: stream_call_reports.h. What is not done is handed to the engine, each lane with the
-// primitives that it has behind it (CudaRank::handed); one block serves until the call has ended,
-// the others have left, and their lanes are driven as all that nobody drives.
-//
-// Redo (of one hop; of two: exec/packets/two_hops.cuh). A lane that gives up has done nothing, or
-// all in front of the primitive that receives.
-//   It has sent: the steps are posted, the engine does not send again. A peer that has read them
-//   gives its credit as ever. Until the engine accepts the call nothing says that the key uses its
-//   connectors (LaneKey::in_queue), so they may be taken over: those are drained, and no primitive
-//   behind the first one sends (of packets; slices that follow do so on the next connector).
-//   It has copied its own data: where input and output overlap, these are the same bytes at the
-//   same place, or the input is not read again (no primitive behind reads it but a reduction, which
-//   has no copy).
-//   It has received in part: `consumed` stands where it stood, so all packets are there for the
-//   engine. A reduction has stored nothing, each thread keeps its results until the vote: in place
-//   they would overwrite its input. Other kinds store what has come at once. Nobody reads the input
-//   behind that (it was sent, and copied), and the engine stores the same bytes again.
+// What a block cannot do soon it leaves to the engine, with the primitives that the lane has behind
+// it (CudaRank::handed); one block serves until the call has ended. Connectors, flags and credits
+// are the engine's, so one side may be here and the other in its engine. Why what is done twice
+// does no harm: docs/internals/redo.md.
 #pragma once
 
 #include "device/cuda/exec/call.cuh"

@@ -1,36 +1,15 @@
-// Calls through slots: chunk after chunk, at most three steps (program/schedule.h). What an engine
-// decides slice by slice is all known here beforehand: where each slice of each hop lies, and in
-// which order a connector carries them (program/hop_order.h). So the hops run by themselves, each
-// as fast as it finds data and room:
-//   first warp      steers (steer.cuh, steer_several.cuh): a thread for each peer, and for each of
-//                   the four things that hops wait for there (Watch), polls for the next slice that
-//                   has come, or that has room; what is ready it describes, and hands to a group of
-//                   movers
-//   second warp     publishes (publish.cuh), as the engine's: flags of what was moved, and credits
-//   the others      movers, in groups: each warp goes from slice to slice by itself
+// Calls through slots: chunk after chunk, at most three steps (program/schedule.h), which run by
+// themselves, each as fast as it finds data and room (docs/internals/executors.md):
+//   first warp   steers: polls, describes what is ready, hands it to a group of movers
+//   second warp  publishes flags of what was moved, and credits
+//   the others   movers, in groups: each warp goes from slice to slice by itself
 // In shared memory:
-//   given    to a group, by the first warp: so many slices. Release: their descriptions, and what
-//            was acquired of peers for them.
-//   stored   of a description, by each warp of movers that has moved its slice. Release: its loads
-//            and stores. Who reads that all of a group have (acquire), and then fences, publishes
-//            behind all of them.
-//
-// What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
-// moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
-// copies may be moved twice: what they read is not overwritten before peers have it (see
-// docs/internals/engine.md). A reduction may not, in place; nor may what is received be given back
-// while what becomes of it is forgotten. So where what is gathered shares connectors with other
-// steps (SlotSteps::gather_waits_for_sent, by plan/order_rule.h) a chunk is gathered only when all
-// that its pass has in front of it was moved, see HopOrder: then its result, and what it took, are
-// in a prefix. (Any other connector carries one hop's slices: all that were moved are a prefix in
-// the end, for no lane stops before movers are through with what they have in hand.)
-//
-// Straight into outputs (connector.h). Results go there (but not sums to which others add), and
-// what is spread, from the first slice on that is described when the member's invitation has
-// been seen; then the others of the hop do, too. They take a step of the connector, and a header,
-// but no slot. Of what the receiver would only have copied it has nothing to move: its first warp
-// counts what movers would have. Who receives such slices invites as the call begins, on the
-// connectors that its key has had before, or where it finds them.
+//   given   to a group, by the first warp: so many slices. Release: their descriptions, and what
+//           was acquired of peers for them
+//   stored  of a description, by each warp that has moved its slice. Release: its loads and stores.
+//           Who acquires all of a group's, and then fences, publishes behind all of them
+// What may be interrupted: docs/internals/redo.md. Straight into outputs:
+// docs/internals/connectors.md.
 #pragma once
 
 #include "device/cuda/exec/call.cuh"
@@ -252,7 +231,7 @@ struct SlotCallOf {
     if (hop == kSends) return order().firsts_in(of.sent[peer]);
     return of.taken[peer] - order().firsts_in(of.taken[peer]);
   }
-  // Straight into outputs, see above. Whether members store what the hop sends them as it comes:
+  // Straight into outputs, see the head. Whether members store what the hop sends them as it comes:
   __device__ __forceinline__ bool into_output(std::uint32_t hop) const {
     return hop == kSends ? call.steps.sent_into_outputs : call.steps.results_into_outputs;
   }

@@ -1,23 +1,12 @@
 // What a lane does for calls that go through slots, by its engine: as calls.cuh has it of one, of
-// several calls with the same members and hops. Each hop takes the first of them that has what its
-// next chunk needs: so while one's results are on their way, others go on, and if ranks have them
-// in different orders they do not wait for each other. What differs besides: the lane's lease is
-// held, the keys' former uses have ended, the inputs are there, ends and progress are the engine's;
-// and a call goes on where it was left.
-//
-// The first warp's threads each watch one call for one thing at one peer: all calls at once
-// where hops have one peer each, one in turn where they have eight (steer_several()). It alone
-// counts what movers have moved (in the order in which it was given), for each call, and says so to
-// the second warp:
-//   done      of a call's hop, by the first warp; release: with what it has acquired of movers
-//   events    counts those, so that the second warp looks at calls only when there is news
+// several calls with the same members and hops (docs/internals/batches.md). Each hop takes the
+// first of them that has what its next chunk needs. The first warp alone counts what movers have
+// moved, and says so to the second warp:
+//   done    of a call's hop; release: with what it has acquired of movers
+//   events  counts those, so that the second warp looks at calls only when there is news
 // And the second warp to the first, both hints: which calls have `ended`, and whether what was
-// moved lasts (`went_on`).
-//
-// Where a call was left. `behind` of each hop are chunks that nobody moves again, HopOrder says
-// which slices of a connector these are, and the connectors' counts are so much further. Slots:
-// each connector's own. A call that is alone, and begins, goes as without an engine (steer(),
-// publish_call()), and borrows others, whose round a later run would not know.
+// moved lasts (`went_on`). Of a call that was left, `behind` of each hop are chunks that nobody
+// moves again. Slots are each connector's own; a call that is alone, and begins, borrows others.
 #pragma once
 
 #include "device/cuda/exec/several_calls.cuh"
