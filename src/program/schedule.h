@@ -1,10 +1,7 @@
 // A plan as executors run it that know no slices' order but this (device/cuda/exec): made once a
-// plan by plan/lower.h, of one rank, without addresses. What each call adds is in device/cuda/dev/
-// stream_call.h. Nothing here says which algorithm a plan is of: what an executor does otherwise
-// for one than for another is a number, or a bit.
-//
-// Ranks are known by *places*: the rank itself and its neighbours, in ascending order of group
-// rank. So a rank of a large group that has few neighbours is as one of a small group.
+// plan by plan/lower.h, of one rank, without addresses. What each call adds is in
+// device/cuda/dev/stream_call.h. Nothing here says which algorithm a plan is of. Ranks are known by
+// *places*: the rank itself and its neighbours, in ascending order of group rank.
 //
 // Two movements are known. Packets: one loop a lane, at most one primitive that sends and one that
 // receives, or two hops. Slots: chunk after chunk, by at most three steps, each a primitive: one

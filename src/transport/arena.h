@@ -1,25 +1,15 @@
-// The layout of a rank's arena: the shared memory in which its peers write to it.
-//
-// The arena of rank R begins with what all ranks may look at:
-//   lane cells:    how others wake R's engines.
-//   announcements: what members called, see announcement.h.
-//   heap:          R's user's buffers, where R's user has asked for such (unjamMemAlloc()): outputs
-//                  there are what peers may store into.
-// Behind that is a block for every other rank P, which P alone writes, and R reads. It has, by
-// lane,
-//   credits:    one counter a connector R -> P: how many of its steps P has consumed, and where P's
-//               output is if R may store into it itself; and which keys and groups P will never
-//               read again;
-//   directory:  which key owns which connector P -> R;
-//   a pool of larger slots that P borrows; and
-//   connectors: slot headers and guaranteed slots.
-// Memory stands behind a block when R and P have met (rooms.h): at first behind its head and a few
-// connectors, and behind more of them when P has use for those.
-// The sender picks the connector in its own block and announces it under the key's tag; the
-// receiver looks the tag up. Neither waits for the other, and a new key needs no system call.
-// Connectors are taken from the lowest on (connector.h says when one is used again), whatever the
-// keys' tags: pages that no key touches are never committed on the host.
-// Every address is an offset, so that processes and devices may map an arena anywhere.
+// The layout of a rank's arena: the shared memory in which its peers write to it. The arena of rank
+// R begins with what all ranks may look at: lane cells, by which others wake R's engines;
+// announcements (announcement.h); and the heap (unjamMemAlloc()). Behind that is a block for every
+// other rank P, which P alone writes, and R reads, by lane:
+//   credits      of connectors R -> P: what P has consumed, where its output is, and what it will
+//                never read again
+//   directory    which key owns which connector P -> R
+//   a pool of larger slots that P borrows, and connectors: slot headers and guaranteed slots
+// Memory stands behind a block when R and P have met (rooms.h). The sender picks the connector in
+// its own block and announces it under the key's tag; the receiver looks the tag up. Connectors are
+// taken from the lowest on, so pages that no key touches are never committed on the host. Every
+// address is an offset, so that processes and devices may map an arena anywhere.
 #pragma once
 
 #include <cstddef>

@@ -1,19 +1,13 @@
 // The one-shot planner: every rank sends straight to every rank that needs its data, in packets.
 // One hop instead of the ring's N-1 or 2(N-1), at the price of up to N/2 times its bytes: for small
-// sizes, and for groups of at most 64 ranks.
-//
-// Reductions gather: every rank receives the raw contributions and adds them in ascending order of
-// rank, so all ranks hold the same bits. A rank sends to all its peers in one primitive, and
-// receives from all in another. A gather of blocks is one rank receiving from all, a scatter one
-// sending to all, an all-to-all both.
+// sizes, and for groups of at most 64 ranks. In reductions every rank receives the raw
+// contributions and adds them in ascending order of rank, so all ranks hold the same bits.
 //
 // A chunk is one slice, as much as a guaranteed slot holds of it: half of it is flags, or, of long
-// messages on GPUs, one word in 8 (Protocol::kPacket, kLine). A rank sends at most one slice to
-// each peer per pass and waits for nothing before it has sent, so one slot per connector is enough.
-// On the host one-shot plans use the latency lane (lane 0) alone; on a GPU, where one block moves
-// little, a lane for every 7 KiB or so of a message beyond 15 KiB (among more than two ranks, of
-// short ones of all to all, every 4 KiB; or half of all, see leave_room()), and which ones is the
-// invocation's affair, see spread_lanes().
+// messages on GPUs, one word in 8 (Protocol::kPacket, kLine). A rank waits for nothing before it
+// has sent, so one slot per connector is enough. On the host one-shot plans use the latency lane
+// (lane 0) alone; on a GPU as many as a message has stretches for blocks, or half of all, see
+// leave_room(); which ones is the invocation's affair, see spread_lanes().
 #pragma once
 
 #include <optional>

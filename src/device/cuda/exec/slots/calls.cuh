@@ -165,8 +165,7 @@ struct SlotCallOf {
     return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);
   }
 
-  // Whether chunk n may be gathered when so many were sent, and collected: see "What may be
-  // interrupted".
+  // Whether chunk n may be gathered when so many were sent, and collected: docs/internals/redo.md.
   __device__ __forceinline__ bool may_gather(std::uint32_t n, std::uint32_t sent,
                                              std::uint32_t collected) const {
     const SlotSteps& steps = call.steps;
