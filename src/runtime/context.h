@@ -258,14 +258,14 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   }
   void enter_slot(std::uint16_t slot, const Submitted& s);
   // ---- keys.cc: what is held, and given back ----
-  std::size_t keys_at(KeyPlace place) const {
-    return places_[static_cast<std::size_t>(place)].size();
+  std::size_t keys_at(KeyList which) const {
+    return key_lists_[static_cast<std::size_t>(which)].size();
   }
-  void move_key(Key& key, KeyPlace place, bool front = false);
+  void move_key(Key& key, KeyList which, bool front = false);
   // A key's last invocation under way has ended.
   void rest(Key& key);
   bool settled(Key& key) const;
-  KeyPlace resting_place(const Key& key) const;
+  KeyList resting_place(const Key& key) const;
   // Looks at that many lingering keys, the longest first, whether they still are.
   void retire_lingering(std::size_t looks);
   // Forgets what is too much. Any key that is not pinned may be gone afterwards.
@@ -328,8 +328,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::vector<std::uint16_t> free_room_slots_;
   std::array<ClearRoom, kRoomSlots> being_cleared_{};  // by slot, from the first of them
   std::deque<ClearRoom> to_clear_;
-  std::vector<bool> met_;               // by rank
-  std::list<Key*> places_[kKeyPlaces];  // every key is in one, the longest there first
+  std::vector<bool> met_;                 // by rank
+  std::list<Key*> key_lists_[kKeyLists];  // every key is in one, the longest there first
   std::unordered_map<std::uint64_t, KeyRecord> records_;  // of forgotten keys, by tag
   // Of destroyed groups' keys, the latest: how often they were called, for ranks that still wait.
   std::deque<std::pair<std::uint64_t, std::uint64_t>> former_;

@@ -96,7 +96,7 @@ Result Context::leave_half(std::unique_ptr<Submitted> s, unjamRequest** request)
   log_called(half);
   ++key.group->pending;
   if (half.call.callback != nullptr) ++callbacks_;
-  move_key(key, KeyPlace::kBusy);
+  move_key(key, KeyList::kBusy);
   return {};
 }
 

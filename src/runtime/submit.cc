@@ -160,11 +160,11 @@ Result Context::no_streams() {
 }
 
 Result Context::room_for(const Key& key) {
-  if (key.place == KeyPlace::kBusy) return {};
+  if (key.list == KeyList::kBusy) return {};
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
-  if (keys_at(KeyPlace::kBusy) >= limit) {
+  if (keys_at(KeyList::kBusy) >= limit) {
     take_completions();
-    if (keys_at(KeyPlace::kBusy) >= limit) {
+    if (keys_at(KeyList::kBusy) >= limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(limit) +
                   " keys of this rank have invocations under way, as many as are allowed: wait for "
@@ -174,12 +174,12 @@ Result Context::room_for(const Key& key) {
   }
   // Both kinds hold connectors, of which there are twice the limit.
   const auto held = [&] {
-    return keys_at(KeyPlace::kBusy) + keys_at(KeyPlace::kLingering) -
-           (key.place == KeyPlace::kLingering ? 1 : 0);
+    return keys_at(KeyList::kBusy) + keys_at(KeyList::kLingering) -
+           (key.list == KeyList::kLingering ? 1 : 0);
   };
   if (held() >= 2 * limit) {
     take_completions();
-    retire_lingering(keys_at(KeyPlace::kLingering));
+    retire_lingering(keys_at(KeyList::kLingering));
     if (held() >= 2 * limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(2 * limit) +
@@ -314,7 +314,7 @@ Result Context::enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pi
     completions_.notify();
     return {};
   }
-  move_key(key, KeyPlace::kBusy);
+  move_key(key, KeyList::kBusy);
   pin.reset();  // what is busy stays
   if (waits) {
     key.waiting.push_back(std::move(s));
@@ -428,7 +428,7 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   enter_slot(slot, *s);
   count(*s);
   ++key.in_engine;
-  move_key(key, KeyPlace::kBusy);
+  move_key(key, KeyList::kBusy);
   const bool is_fresh = key.fresh;
   if (!alone) key.fresh = false;  // else the engine never hears of it
   const KeyState* const fresh = is_fresh ? &key.state : nullptr;

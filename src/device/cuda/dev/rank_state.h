@@ -128,7 +128,7 @@ struct CudaRank {
   std::uint64_t early_calls = 0;           // that need not wait for what was in front to end
   // Of calls whose kernels have begun, by the low bits of their serials: LaunchSequence::word().
   std::uint64_t launches[kRecentLaunches] = {};
-  ClusterPlacement places;                   // SMs of the blocks of calls by chains
+  ClusterPlacement clusters;                 // SMs of the blocks of calls by chains
   Primitive* programs = nullptr;             // [slots][kMaxProgram]
   CudaTables* tables = nullptr;              // [slots]
   std::uint32_t* pokes[kMaxCudaRanks] = {};  // this rank's words at each peer, by lane

@@ -162,7 +162,7 @@ __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch
 #if __CUDA_ARCH__ < 1000
   return launch.call.steps.tuning.keeps_places &&
          launch.call.chunks_of_all() >= kLeastKeepingChunks && comes_in_clusters() &&
-         r.places.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+         r.clusters.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
 #else
   return false;
 #endif
@@ -210,7 +210,7 @@ struct SlotRun {
     if (threadIdx.x == 0) {
       mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;
       if (launch.call.steps.tuning.keeps_places) {
-        r.places.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+        r.clusters.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
       }
       s.close = LaunchSequence::is_close(r, launch) ? 1 : 0;
       if (blockIdx.x == 0) LaunchSequence::say(r, launch);

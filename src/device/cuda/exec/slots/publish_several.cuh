@@ -46,7 +46,7 @@ struct BatchPublishing {
         q(thread % kStreamCallRanks),
         calls(x.num_calls),
         out(thread < kStreamCallRanks) {
-    const SlotCall like = slot_call_of(t, x.places[0]);
+    const SlotCall like = slot_call_of(t, x.entries[0]);
     of_peer = thread < 2 * kStreamCallRanks && (out ? like.sends_to(q) : like.receives_from(q));
     own_slots = like.call.shape.guaranteed_slots;
     poke_at = where_to_poke(r, like, q, out && (of_peer || like.receives_from(q)));
@@ -57,12 +57,12 @@ struct BatchPublishing {
   __device__ __forceinline__ bool look(const LaneTransport& t, bool last) {
     bool news = false;
     for (std::uint32_t i = 0; i < calls; ++i) {
-      const std::uint32_t place = x.places[i];
-      const SlotCall c = slot_call_of(t, place);
+      const std::uint32_t entry = x.entries[i];
+      const SlotCall c = slot_call_of(t, entry);
       std::uint32_t moved[kSlotSteps];
 #pragma unroll
       for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
-        moved[hop] = CudaDev::load_block(x.calls[place].done[hop]);
+        moved[hop] = CudaDev::load_block(x.calls[entry].done[hop]);
       }
       std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
       std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
@@ -88,7 +88,7 @@ struct BatchPublishing {
   __device__ __forceinline__ void publish(const LaneTransport& t, bool news) {
     fence_system();
     for (std::uint32_t i = 0; news && i < calls; ++i) {
-      const SlotCall c = slot_call_of(t, x.places[i]);
+      const SlotCall c = slot_call_of(t, x.entries[i]);
       std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
       const std::uint32_t to = x.to[i][thread];
       if (to == done) continue;
@@ -102,14 +102,14 @@ struct BatchPublishing {
   __device__ __forceinline__ bool end_those_done(const LaneTransport& t, EndEarly& end_early) {
     bool any = false;
     for (std::uint32_t i = 0; i < calls; ++i) {
-      const std::uint32_t place = x.places[i];
-      if ((ended >> place & 1) != 0 || !tell_if_done(slot_call_of(t, place), x.calls[place]))
+      const std::uint32_t entry = x.entries[i];
+      if ((ended >> entry & 1) != 0 || !tell_if_done(slot_call_of(t, entry), x.calls[entry]))
         continue;
-      ended |= 1u << place;
+      ended |= 1u << entry;
       if (thread == 0) CudaDev::store_block(x.ended, ended);
       any = true;
       // What the thread has acquired, and the others' stores behind that: all of the call.
-      if (thread == 0) end_early(place);
+      if (thread == 0) end_early(entry);
       __syncwarp();
     }
     return any;
@@ -118,7 +118,7 @@ struct BatchPublishing {
   __device__ __forceinline__ void close() {
     if (thread == 0) s.poke = poke;
     if (thread >= calls) return;
-    BatchSlotCall& of = x.calls[x.places[thread]];
+    BatchSlotCall& of = x.calls[x.entries[thread]];
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) of.moved[hop] = of.done[hop];
   }
@@ -134,7 +134,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
   std::uint32_t idle = 0, seen = 0;
   bool told = true;
   for (std::uint32_t i = 0; i < all.calls; ++i) {
-    if (x.calls[x.places[i]].begins()) invite_members(slot_call_of(t, x.places[i]));
+    if (x.calls[x.entries[i]].begins()) invite_members(slot_call_of(t, x.entries[i]));
   }
   for (;;) {
     // (Before what was moved.)

@@ -28,9 +28,9 @@ struct BatchSlotCall : SlotCallState {
 };
 struct PipelinedBatch {
   SlotShared slots;
-  BatchSlotCall calls[kMostInBatch];  // by their places in BatchCalls
+  BatchSlotCall calls[kMostInBatch];  // by their entries in BatchCalls
   std::uint32_t num_calls;
-  std::uint32_t places[kMostInBatch];                    // of those that go together
+  std::uint32_t entries[kMostInBatch];                   // of those that go together
   std::uint32_t given_of[kSlotSteps * kInHand];          // whose slice a description is
   std::uint32_t to[kMostInBatch][2 * kStreamCallRanks];  // of who publishes
   std::uint32_t events;
@@ -52,9 +52,9 @@ __device__ __forceinline__ PipelinedBatch& pipelined_batch() {
   return *reinterpret_cast<PipelinedBatch*>(pipelined_batch_bytes);
 }
 // In BatchCalls' order.
-__device__ __forceinline__ SlotCall slot_call_of(const LaneTransport& t, std::uint32_t place) {
+__device__ __forceinline__ SlotCall slot_call_of(const LaneTransport& t, std::uint32_t entry) {
   PipelinedBatch& x = pipelined_batch();
-  return {batch_calls().call[place], batch_calls().inv[place], t, x.slots, x.calls[place]};
+  return {batch_calls().call[entry], batch_calls().inv[entry], t, x.slots, x.calls[entry]};
 }
 
 // Whether hops have the same peers, and are as far apart.

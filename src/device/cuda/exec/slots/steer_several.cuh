@@ -28,9 +28,9 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
   const PipelinedBatch& x = pipelined_batch();
   bool worth_it = false;
   if (threadIdx.x < x.num_calls) {
-    const std::uint32_t place = x.places[threadIdx.x];
-    const BatchSlotCall& of = x.calls[place];
-    const SlotCall c = slot_call_of(t, place);
+    const std::uint32_t entry = x.entries[threadIdx.x];
+    const BatchSlotCall& of = x.calls[entry];
+    const SlotCall c = slot_call_of(t, entry);
     const bool has_begun = c.receives() ? (of.done[kGathers] | of.done[kCollects]) != 0
                                         : of.done[kSends] > c.call.shape.guaranteed_slots;
     bool waits = false;
@@ -38,7 +38,7 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
       waits = waits || (c.has(hop) && of.next[hop] != c.call.chunks_of_all());
     }
-    worth_it = waits && has_begun && (x.patient >> place & 1) != 0;
+    worth_it = waits && has_begun && (x.patient >> entry & 1) != 0;
   }
   return __any_sync(0xffffffff, worth_it) != 0;
 }
@@ -95,7 +95,7 @@ struct BatchSteering {
   bool came = false, lively = false;  // lively: what came was not there when we were
 
   // Of the set.
-  std::uint32_t set = 0, i = 0, place = 0, group = 0, gatherers = 0;
+  std::uint32_t set = 0, i = 0, entry = 0, group = 0, gatherers = 0;
   bool enters = true, watches = false, leads = false;
   Watching at;
   Asking asking{};
@@ -118,15 +118,15 @@ struct BatchSteering {
         s(x.slots),
         calls(x.num_calls),
         thread(threadIdx.x),
-        like(slot_call_of(t, x.places[0])),
+        like(slot_call_of(t, x.entries[0])),
         my(like, calls, thread),
         receives(like.has(kGathers) ? kGathers : kCollects),
         sending(calls, like.receives(), like.call.steps.lag, like.call.steps.tuning.hops_back) {
     if (thread < kSlotSteps) x.total[thread] = 0;
     for (std::uint32_t n = 0; n < calls; ++n) {
-      const BatchSlotCall& of = x.calls[x.places[n]];
+      const BatchSlotCall& of = x.calls[x.entries[n]];
       if (thread < kSlotSteps && like.has(thread)) {
-        x.total[thread] += batch_calls().call[x.places[n]].chunks_of_all() - of.behind[thread];
+        x.total[thread] += batch_calls().call[x.entries[n]].chunks_of_all() - of.behind[thread];
       }
       ahead += like.has(kSends) ? of.behind[kSends] : 0;
       ahead -= like.receives() ? of.behind[receives] : 0;
@@ -138,10 +138,10 @@ struct BatchSteering {
   __device__ __forceinline__ Round begin_round() {
     if (enters) {
       i = set * my.at_once + thread / my.per_call;
-      place = x.places[i < calls ? i : 0];
+      entry = x.entries[i < calls ? i : 0];
     }
-    const SlotCall c = slot_call_of(t, place);
-    BatchSlotCall& of = x.calls[place];
+    const SlotCall c = slot_call_of(t, entry);
+    BatchSlotCall& of = x.calls[entry];
     return {1u << set, c,
             of,        my.comes ? of.ins[my.q] : of.outs[my.q],
             c.order(), c.call.chunks_of_all()};
@@ -243,7 +243,7 @@ struct BatchSteering {
     return over;
   }
 
-  // Gives movers slice n of the hop, of the call at place `its`.
+  // Gives movers slice n of the hop, of entry `its`.
   __device__ __forceinline__ void hand_out_of(std::uint32_t its, std::uint32_t h, std::uint32_t n) {
     const SlotCall goes = slot_call_of(t, its);
     const std::uint32_t at = x.descriptions.at(h, given[h]);
@@ -298,7 +298,7 @@ struct BatchSteering {
         to.lacks = to.lacks || (some == 0 && g == 0);
         if (some == 0) continue;
         const auto lead = static_cast<std::uint32_t>(__ffs(static_cast<int>(some)) - 1);
-        const std::uint32_t its = __shfl_sync(kAll, place, lead), n = __shfl_sync(kAll, next, lead);
+        const std::uint32_t its = __shfl_sync(kAll, entry, lead), n = __shfl_sync(kAll, next, lead);
         hand_out_of(its, h, n);
         to.holds = to.gave = true;
       }
@@ -362,7 +362,7 @@ struct BatchSteering {
 
   // For the next call, and for movers.
   __device__ __forceinline__ void close() {
-    if (i < calls && my.has_credits) x.calls[x.places[i]].credits[my.q] = at.found;
+    if (i < calls && my.has_credits) x.calls[x.entries[i]].credits[my.q] = at.found;
     if (thread == 0) CudaDev::store_block(s.closed, 1u);
   }
 };
