@@ -101,7 +101,7 @@ TEST(Api, ConfigurationIsChecked) {
     config.block_threads = threads;
     EXPECT_REFUSED(unjamInitAll(&c, 1, &config), UNJAM_ERROR_INVALID_ARGUMENT, "multiple of 64");
   }
-  refused([](unjamConfig_t& x) { x.guaranteed_slots = 1; }, "ESCAPE_SLOTS");
+  refused([](unjamConfig_t& x) { x.guaranteed_slots = 1; }, "GUARANTEED_SLOTS");
   refused([](unjamConfig_t& x) { x.guaranteed_slot_bytes = 1000; }, "64");
   refused([](unjamConfig_t& x) { x.algorithm = 9; }, "ALGORITHM");
   refused([](unjamConfig_t& x) { x.max_active_keys = 1u << 30; }, "MAX_ACTIVE_KEYS");
@@ -2184,7 +2184,7 @@ TEST(CallAlgorithm, RefusesWhatItDoesNotKnowOrThatDoesNotServe) {
   std::int32_t x = 1;
   unjamRequest_t q = nullptr;
   unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
-  for (const char* name : {"", "rings", "RING", "0", "ring|direct"}) {
+  for (const char* name : {"", "rings", "RING", "0", "ring|one_shot"}) {
     o.algorithm = name;
     EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
                    UNJAM_ERROR_INVALID_ARGUMENT, "use one of auto|ring|");
@@ -2192,7 +2192,7 @@ TEST(CallAlgorithm, RefusesWhatItDoesNotKnowOrThatDoesNotServe) {
   o.algorithm = "pairwise";
   EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
                  UNJAM_ERROR_INVALID_ARGUMENT,
-                 "algorithm pairwise does not serve all_reduce: use one of ring|direct|");
+                 "algorithm pairwise does not serve all_reduce: use one of ring|one_shot|");
   EXPECT_EQ(q, nullptr);
   // Options before `algorithm` had none: what lies behind them is not read.
   o.size = offsetof(unjamCallOptions_t, algorithm);
