@@ -990,14 +990,14 @@ int main(int argc, char** argv) {
   const int kind = options.integer("kind", -1, "only this kind (8: sends, 9: barriers)");
   const int repeats = options.integer("repeats", 4, "of each case, in one go");
   const int two_shot = options.integer("two-shot", 1, "that plan's: 0: not, 2: nothing else");
-  const int mesh = options.integer("mesh", 1, "rsag plans and chains: 0: not, 2: nothing else");
+  const int rsag = options.integer("rsag", 1, "rsag plans and chains: 0: not, 2: nothing else");
   options.done(400, 30);
   load_eagerly();
   const int ranks = wanted > 0 ? wanted : device_count();
   std::printf("in_stream: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
   const std::vector<Case> cases = make_cases(ranks, seed, static_cast<std::size_t>(most), kind);
 
-  if (two_shot < 2 && mesh < 2) {
+  if (two_shot < 2 && rsag < 2) {
     run_both(ranks, -1, cases, repeats);
     check_return(ranks);
     if (kind < 0) check_overtaking(ranks);
@@ -1006,23 +1006,23 @@ int main(int argc, char** argv) {
     if ((kind < 0 || kind == 9) && ranks > 1) check_fresh_streams(ranks);
   }
   std::vector<Case> more;
-  if (two_shot > 0 && mesh < 2 && ranks >= 2 && ranks <= 8 &&
+  if (two_shot > 0 && rsag < 2 && ranks >= 2 && ranks <= 8 &&
       (kind < 0 || kind == UNJAM_ALL_REDUCE)) {
     more = make_two_shot_cases(ranks, seed, static_cast<std::size_t>(most));
     run_both(ranks, kTwoShot, more, repeats);
   }
   std::vector<Case> meshed;
-  if (mesh > 0 && two_shot < 2 && ranks >= 2 && ranks <= 8) {
+  if (rsag > 0 && two_shot < 2 && ranks >= 2 && ranks <= 8) {
     meshed = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind, false);
     run_both(ranks, kRsag, meshed, repeats);
   }
   // (Of more ranks they are the engine's.)
   std::vector<Case> chained;
-  if (mesh > 0 && two_shot < 2 && ranks >= 2 && ranks <= 4) {
+  if (rsag > 0 && two_shot < 2 && ranks >= 2 && ranks <= 4) {
     chained = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind, true);
     run_both(ranks, kChain, chained, repeats);
   }
-  const std::size_t usual = two_shot < 2 && mesh < 2 ? cases.size() : 0;
+  const std::size_t usual = two_shot < 2 && rsag < 2 ? cases.size() : 0;
   std::printf("in_stream: PASS, %zu cases on %d ranks\n",
               usual + more.size() + meshed.size() + chained.size(), ranks);
   return 0;
