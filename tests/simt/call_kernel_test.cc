@@ -182,10 +182,8 @@ class Job {
         return;
       }
       const Launch* const behind = launches_[r].empty() ? nullptr : launches_[r].back();
-      const bool carried = call.n != 0 && call.lowered[r]->schedule.steps.carried;
-      const auto kernel = carried ? unjam_carried_call_kernel : unjam_call_kernel;
-      now.push_back(
-          ranks_.launch(machine_, kernel, call, behind, r, /*without_engine=*/call.n != 0));
+      now.push_back(ranks_.launch(machine_, unjam_call_kernel, call, behind, r,
+                                  /*without_engine=*/call.n != 0, unjam_carried_call_kernel));
       launches_[r].push_back(now.back());
     }
     if (call.n == 0) return;
@@ -416,13 +414,17 @@ TEST(CallKernelSoak, SameBits) { same_bits(5, 1); }
 void carried(Copies copies, std::uint64_t seeds, std::uint64_t held) {
   Figures figures;
   std::uint64_t runs = 0;
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce, Kind::kAllGather,
+                          Kind::kBroadcast}) {
     for (const std::uint32_t ranks : {2u, 3u, 4u}) {
       for (std::uint64_t seed = 0; seed < seeds; ++seed) {
         const std::uint64_t own = base_seed() + runs++;
         Case x{kind, Algorithm::kRsag, ranks, 2, own % 3 == 0 ? 3001u : 2003u};
         x.copies = copies;
-        x.in_place = kind == Kind::kAllReduce && own % 2 == 0;
+        // (What is copied as well is carried in place alone.)
+        const bool copies_own = kind == Kind::kAllGather || kind == Kind::kBroadcast;
+        x.in_place = kind != Kind::kReduceScatter && (copies_own ? own % 4 != 0 : own % 2 == 0);
+        x.root_is_first = own % 2 == 0;
         x.held = own % 3 == 1 ? held : 0;
         x.patience_us = x.held != 0 ? 20 : 1000;
         const std::string error = run(x, own, 4, figures);

@@ -226,7 +226,9 @@ class GpuRanks {
         input[i] = word_of(call.dtype, mix64(hash_combine(call.key * 7919 + r, i)));
       }
       call.outputs.emplace_back(words((wide_output ? blocks : 1) * call.count), -1);
-      if (call.in_place && call.kind == Kind::kAllReduce) call.outputs.back() = input;
+      if (call.in_place && has_input(request, request.rank)) {
+        std::copy(input.begin(), input.end(), call.outputs.back().begin() + own_words(call, r));
+      }
     }
     return "";
   }
@@ -235,10 +237,11 @@ class GpuRanks {
   using EngineKernel = void (*)(CudaRank*, EngineLaunch);
 
   // The rank's kernel of the call, behind another one. `without_engine`: it tries it without the
-  // engine.
+  // engine; `carried` is the kernel then if copy engines move some of it.
   const unjam_simt::Launch* launch(unjam_simt::Machine& machine, CallKernel kernel,
                                    const GpuCall& call, const unjam_simt::Launch* behind,
-                                   std::uint32_t r, bool without_engine) {
+                                   std::uint32_t r, bool without_engine,
+                                   CallKernel carried = nullptr) {
     Rank& of = *ranks_[r];
     auto launched = std::make_unique<CudaLaunch>();
     CudaLaunch& l = *launched;
@@ -250,6 +253,7 @@ class GpuRanks {
       bind(*call.lowered[r], inv, l.call);
       of.memory.address(inv, l.call);
       l.sqe.inv.batch = batch_of(*call.lowered[r], l.call);
+      if (l.call.by_slots && l.call.steps.carried) kernel = carried;
     }
     const Geometry& g = inv.geometry;
     const unsigned threads = l.call.lanes != 0 ? call.lowered[r]->threads : shape_.threads;
@@ -460,6 +464,16 @@ class GpuRanks {
     }
   }
 
+  // In place: from the beginning of the output, where the rank's input lies.
+  static std::ptrdiff_t own_words(const GpuCall& call, std::uint32_t r) {
+    const std::uint64_t elements = call.kind == Kind::kAllGather ? r * call.count : 0;
+    return static_cast<std::ptrdiff_t>(elements * dtype_bytes(call.dtype) / 4);
+  }
+  // Of whom the call reads something.
+  static bool has_input(const PlanRequest& request, int rank) {
+    return request.kind != Kind::kBroadcast || rank == request.root;
+  }
+
   std::uint64_t tag(std::uint32_t key) const { return mix64(key + 17) | 1; }
 
   Invocation invocation(const GpuCall& call, std::uint32_t r) {
@@ -471,7 +485,7 @@ class GpuRanks {
     inv.lowered = call.lowered[r].get();
     auto& output = const_cast<std::vector<std::int32_t>&>(call.outputs[r]);
     inv.output = output.data();
-    inv.input = call.in_place ? output.data() : call.inputs[r].data();
+    inv.input = call.in_place ? output.data() + own_words(call, r) : call.inputs[r].data();
     inv.n = call.n;
     inv.seed = hash_combine(tag(call.key), call.n);
     inv.serial = ++of.serials;

@@ -1259,7 +1259,8 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
               // reading the own data from the output where they have been copied to, and marking
               // what is only sent for a carrier.
               const unsigned flag = 1u << bit;
-              const bool only_sends = (right.plans[r].primitives[i].flags & (kRecv | kCopy)) == 0;
+              const bool only_sends =
+                  (right.plans[r].primitives[i].flags & (kRecv | kSend)) == kSend;
               if (flag == static_cast<unsigned>(Carrier::kCopyEngine) && only_sends) continue;
               if (flag == kCopy && (right.plans[r].primitives[i].flags & kCopy) == 0) continue;
               const bool root = static_cast<int>(r) == right.request.root;

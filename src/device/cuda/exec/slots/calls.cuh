@@ -150,8 +150,10 @@ struct SlotCallOf {
     return moved[has_member(call.steps.gathers_from, q) ? kGathers : kCollects];
   }
   __device__ __forceinline__ bool is_carried() const { return kMayCarry && call.steps.carried; }
-  // See SlotTuning.
-  __device__ __forceinline__ bool in_step() const { return call.steps.tuning.in_step; }
+  // See SlotTuning. (Where copy engines send, all that movers have is what comes.)
+  __device__ __forceinline__ bool in_step() const {
+    return call.steps.tuning.in_step && !is_carried();
+  }
   __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
     const SlotTuning& tuning = call.steps.tuning;
     return hop == kSends ? tuning.sent_in_hand : tuning.others_in_hand;
