@@ -1,5 +1,5 @@
-// copy_start: what it costs to start a copy to another GPU, by who starts it. One process, two GPUs.
-// A line of JSON for each size and way on stdout:
+// copy_start: what it costs to start a copy to another GPU, by who starts it. One process, two
+// GPUs. A line of JSON for each size and way on stdout:
 //
 //   cpu     the GPU says that data are ready; a thread of the host waits for that, then copies
 //   gpu     a GPU thread posts the copy to the thread that serves it (engine/copy_ring.h)

@@ -9,8 +9,9 @@ namespace unjam {
 namespace {
 
 // Of these some rank sends its input unchanged, and blocks see to what comes: they add it up, or
-// copy it from slots, for copy engines may not write into peers' outputs (engine/copy_ring.h). Other
-// kinds have plans that are not lowered (plan/lower.h), or whose ranks hand on what they receive.
+// copy it from slots, for copy engines may not write into peers' outputs (engine/copy_ring.h).
+// Other kinds have plans that are not lowered (plan/lower.h), or whose ranks hand on what they
+// receive.
 bool is_served(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce ||
          kind == Kind::kAllGather || kind == Kind::kBroadcast;

@@ -280,7 +280,8 @@ void Context::put_key(JsonWriter& w, Key& key) const {
   w.end_array();
   w.field("algorithm", key.plan == nullptr ? "" : to_string(key.plan->algorithm));
   w.field("protocol", key.plan == nullptr ? "" : to_string(key.plan->protocol));
-  w.field("lanes", std::uint32_t{key.plan == nullptr ? std::uint16_t{0} : key.plan->geometry.lanes});
+  w.field("lanes",
+          std::uint32_t{key.plan == nullptr ? std::uint16_t{0} : key.plan->geometry.lanes});
   w.field("failed", key.failed.message);
   w.end_object();
 }

@@ -18,7 +18,8 @@ struct Signature {
   int root = 0;  // of a send/recv: the sender's rank in the user's group
   std::uint64_t count = 0;
   int peer = 0;  // of a send/recv: the receiver's
-  // What else the callers agree on (unjamCallOptions_t.match_text), NUL-terminated and filled with NULs.
+  // What else the callers agree on (unjamCallOptions_t.match_text), NUL-terminated and filled with
+  // NULs.
   std::array<char, UNJAM_MATCH_TEXT_BYTES> match_text{};
 
   std::int8_t algorithm = -1;  // its number (plan/registry.h); -1: the settings decide

@@ -88,8 +88,8 @@ void expect_equal(const Plan& a, const Plan& b) {
 constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
                            Kind::kReduce,    Kind::kBroadcast, Kind::kAllToAll,
                            Kind::kGather,    Kind::kScatter};
-constexpr Kind kServed[] = {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce,
-                            Kind::kAllGather, Kind::kBroadcast};
+constexpr Kind kServed[] = {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce, Kind::kAllGather,
+                            Kind::kBroadcast};
 // (Larger groups' vectors go from rank to rank, if one has them: chains are not marked.)
 int most_ranks(Kind kind) { return has_root(kind) ? 2 : 8; }
 bool is_served(Kind kind) { return std::ranges::find(kServed, kind) != std::end(kServed); }

@@ -46,7 +46,14 @@ _LARGEST = 1 << 40  # bytes of a vector
 _GEMM_LANES = (1, 2, 4, 8, 16)
 _BUFFERS = {"own": "each its own", "heap": "in unjam's heap", "registered": "registered with unjam"}
 _STYLES = {"wins": "green", "loses": "red", "": ""}
-_WIDTHS = {"ratio": 5, "": 5, "mode": 6, "plan": 6, "SMs": 3, "DMA": 4}  # of columns, alike in all tables
+_WIDTHS = {
+    "ratio": 5,
+    "": 5,
+    "mode": 6,
+    "plan": 6,
+    "SMs": 3,
+    "DMA": 4,
+}  # of columns, alike in all tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -367,8 +374,8 @@ def legend(peer: str, rows: list[Row]) -> Iterator[str]:
     )
     if any(row.get("dma") for row in rows):
         yield (
-            "SMs: that an in-stream call holds, a block each; DMA: of the bytes that were sent, what "
-            "copy engines moved."
+            "SMs: that an in-stream call holds, a block each; DMA: of the bytes that were sent, "
+            "what copy engines moved."
         )
     if not all(row["mode"] == "host" for row in rows):
         yield "host: one call and its wait; device: queued in a stream; async: many outstanding."
