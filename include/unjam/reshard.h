@@ -150,13 +150,13 @@ typedef struct {
  * key: a use of the key in the group, as of any collective, and the runs under one key come one
  * after the other; the bundles have keys of their own, "<key> bundle <number>", for sends and
  * receives. Runs under other keys, and other collectives, may be in another order on every rank.
- * options: may be NULL; alike is agreed on too; no algorithm. A thread lives as long as the run. On
- * the host it packs, unpacks and copies; stream_order is UNJAM_STREAM_NONE. On a GPU kernels do, in
- * a stream of the context's: UNJAM_STREAM_ASYNC makes the run come behind what options->stream has,
- * UNJAM_STREAM_NONE takes sources and destinations to be ready. unjamWait waits in the calling
- * thread; unjamStreamWait lets a stream wait, and returns at once. While a stream waits for a run,
- * no thread may be in cudaFree or another call of CUDA's that holds up launches of other threads
- * until that stream is done: the run could not go on.
+ * options: may be NULL; match_text is agreed on too; no algorithm. A thread lives as long as the
+ * run. On the host it packs, unpacks and copies; stream_order is UNJAM_STREAM_NONE. On a GPU
+ * kernels do, in a stream of the context's: UNJAM_STREAM_ASYNC makes the run come behind what
+ * options->stream has, UNJAM_STREAM_NONE takes sources and destinations to be ready. unjamWait
+ * waits in the calling thread; unjamStreamWait lets a stream wait, and returns at once. While a
+ * stream waits for a run, no thread may be in cudaFree or another call of CUDA's that holds up
+ * launches of other threads until that stream is done: the run could not go on.
  *
  * Staging memory is at most max_bytes, and none where a bundle lies in one piece in a tensor. On a
  * GPU it is kept for later runs until the context ends, and at most 16 bundles are under way at

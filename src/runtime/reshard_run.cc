@@ -1,24 +1,12 @@
 // A run agrees on the plan first (an all-gather of its digest), then sends bundles along their
 // routes by keyed sends and receives, a window of them at a time, in the plan's order. Of what a
-// rank sends to another one, kKeysAPair bundles one behind the other have different keys, then the
-// first key's turn comes again: so ranks may be at different bundles, and in different runs, and
-// there are not as many keys as bundles.
+// rank sends to another one, bundles take kKeysAPair keys in turns. On a GPU nothing here waits for
+// the device but finish(), at the end. How, and what becomes of a run that fails:
+// docs/internals/resharding-runs.md.
 //
 // No order can deadlock: take the first bundle in the plan's order that is not complete. All ranks
 // that it reaches have begun it, for they have completed what comes before, the uses of its keys
 // among it, and it waits for nothing else.
-//
-// On a GPU nothing here waits for the device but finish(), at the end. What is packed is sent
-// behind its kernel, and what is received into memory that was unpacked comes behind that.
-//
-// Who hands a bundle on that he did not get sends something all the same, and says so behind it:
-// so keys are used alike on both sides whatever happens, and nobody waits for what does not come.
-// Only the bundle's first rank always has it, and says nothing.
-//
-// A rank that dies may end the agreement on some ranks, and not on others, who go on. Those whose
-// agreement has failed must not leave them waiting: they make all their calls in a way that does
-// not match (kGaveUp), which ends them on both sides. Keys are of no use after that, nor is the
-// group.
 #include "runtime/reshard_run.h"
 
 #include <algorithm>
@@ -254,13 +242,13 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
   if (o.what == What::kAgree) {
     call.signature.kind = Kind::kAllGather;
     call.signature.dtype = DType::kUint64;
-    call.signature.set_alike(call_.alike.c_str());
+    call.signature.set_match_text(call_.match_text.c_str());
     call.send = digest_;
     call.recv = o.data;
     result = context_->submit(group_, call_.key.c_str(), call, &o.request);
   } else {
     call.signature.kind = Kind::kSendRecv;
-    if (gave_up_) call.signature.set_alike(kGaveUp);
+    if (gave_up_) call.signature.set_match_text(kGaveUp);
     if (sends(o.what)) {
       call.send = o.data;
     } else {

@@ -35,7 +35,7 @@ struct ReshardCall {
   std::vector<LocalTensor> src, dst;
   std::string key;
   std::int32_t priority = 0;
-  std::string alike;
+  std::string match_text;
   // On a GPU: UNJAM_STREAM_ASYNC behind what the stream has, UNJAM_STREAM_NONE at once.
   unjamStreamOrder_t stream_order = UNJAM_STREAM_NONE;
   void* stream = nullptr;

@@ -33,8 +33,8 @@ unjamConfig_t device_config() {
   config.device = UNJAM_DEVICE_CUDA;
   config.lanes = 2;
   config.max_active_keys = 64;
-  config.escape_slot_bytes = 4096;
-  config.borrow_slots = 4;
+  config.guaranteed_slot_bytes = 4096;
+  config.pool_slots = 4;
   return config;
 }
 
