@@ -19,7 +19,9 @@ def nccl_library() -> Path:
     """
     path = library_path().parent / "nccl" / "libnccl.so.2"
     if not path.is_file():
-        raise LibraryError(f"{path} is not there: install unjam again, or build the target unjam_nccl")
+        raise LibraryError(
+            f"{path} is not there: install unjam again, or build the target unjam_nccl"
+        )
     return path
 
 

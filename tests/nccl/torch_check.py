@@ -144,7 +144,7 @@ def _make(groups: list[dist.ProcessGroup], device: torch.device) -> None:
 
 
 def crossed(device: torch.device) -> None:
-    """Several groups, called in another random order on each rank; then the device is synchronised."""
+    """Several groups, called in another random order on each rank, then a synchronisation."""
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group() for _ in range(8)]
     tensors = [torch.empty(2 << 20, device=device) for _ in groups]
