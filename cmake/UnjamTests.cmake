@@ -188,3 +188,7 @@ endforeach()
 add_test(NAME exported_symbols
          COMMAND "${PROJECT_SOURCE_DIR}/tools/check_exports.sh" $<TARGET_FILE:unjam>)
 set_tests_properties(exported_symbols PROPERTIES LABELS unit)
+add_test(NAME exported_symbols_nccl
+         COMMAND "${PROJECT_SOURCE_DIR}/tools/check_exports.sh" $<TARGET_FILE:unjam_nccl>
+                 "${PROJECT_SOURCE_DIR}/tests/fixtures/nccl/exports-2.28.9.txt")
+set_tests_properties(exported_symbols_nccl PROPERTIES LABELS unit)
