@@ -112,7 +112,7 @@ Status Communicator::take_results(bool all) {
   const std::lock_guard lock(mutex_);
   std::deque<unjamRequest_t> left;
   while (!requests_.empty()) {
-    const unjamRequest_t request = requests_.front();
+    unjamRequest* const request = requests_.front();
     int done = 0;
     const unjamResult_t result = unjamTest(request, &done);
     if (done == 0) {
@@ -142,7 +142,7 @@ Status Communicator::flush() {
   }
   while (!requests_.empty() && !aborted_.load()) {
     // (Taken out meanwhile: another thread may take results.)
-    const unjamRequest_t request = requests_.front();
+    unjamRequest* const request = requests_.front();
     requests_.pop_front();
     lock.unlock();
     const unjamResult_t result = unjamWait(request, kLookUs);
@@ -164,7 +164,7 @@ Status Communicator::flush() {
 
 void Communicator::forget_requests() {
   const std::lock_guard lock(mutex_);
-  for (const unjamRequest_t request : requests_) unjamRequestFree(request);
+  for (unjamRequest* const request : requests_) unjamRequestFree(request);
   requests_.clear();
 }
 
@@ -216,7 +216,7 @@ void Communicator::abort() {
     unjamGroupAbort(data_.group);
     unjamGroupAbort(data_.talk);
   }
-  for (const unjamRequest_t request : requests) {
+  for (unjamRequest* const request : requests) {
     unjamWait(request, kAbortUs);
     unjamRequestFree(request);
   }
@@ -303,8 +303,10 @@ Status split(Communicator& parent, int color, int key, const std::shared_ptr<Com
   for (int r = 0; r < parent.size(); ++r) {
     if (wishes[static_cast<std::size_t>(r)].color == color) ranks.push_back(r);
   }
-  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
-    return wishes[static_cast<std::size_t>(a)].key < wishes[static_cast<std::size_t>(b)].key;
+  std::sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    const std::int32_t of_a = wishes[static_cast<std::size_t>(a)].key;
+    const std::int32_t of_b = wishes[static_cast<std::size_t>(b)].key;
+    return of_a != of_b ? of_a < of_b : a < b;
   });
   std::vector<int> members;
   int rank = 0;

@@ -245,8 +245,7 @@ struct Registration {
 };
 struct Registrations {
   std::mutex mutex;
-  std::map<std::uintptr_t, Registration> all;
-  std::uintptr_t next = 1;
+  std::map<const void*, std::unique_ptr<Registration>> all;  // by their own addresses
 };
 Registrations& registrations() {
   static Registrations* const all = new Registrations;
@@ -300,7 +299,8 @@ UNJAM_NCCL_EXPORT(const char*, ncclGetLastError, (ncclComm_t comm)) {
         return text.c_str();
       }
     }
-  } catch (const std::exception&) {  // what follows needs no memory
+  } catch (const std::exception&) {
+    return last_error();
   }
   return last_error();
 }
@@ -563,10 +563,10 @@ UNJAM_NCCL_EXPORT(Code, ncclCommRegister,
     if (Status s = found->check_ready(); !s.ok()) return s;
     if (memory == nullptr || bytes == 0) return invalid_argument("no memory to register");
     found->job()->register_memory(memory, bytes);
+    auto made = std::make_unique<Registration>(Registration{found->job(), memory, bytes});
+    *handle = made.get();
     const std::lock_guard lock(registrations().mutex);
-    const std::uintptr_t number = registrations().next++;
-    registrations().all[number] = {found->job(), memory, bytes};
-    *handle = reinterpret_cast<void*>(number);
+    registrations().all[made.get()] = std::move(made);
     return {};
   });
 }
@@ -577,14 +577,14 @@ UNJAM_NCCL_EXPORT(Code, ncclCommDeregister, (ncclComm_t comm, void* handle)) {
     if (find(comm) == nullptr) return no_communicator();
     if (handle == nullptr) return {};
     const std::lock_guard lock(registrations().mutex);
-    const auto found = registrations().all.find(reinterpret_cast<std::uintptr_t>(handle));
+    const auto found = registrations().all.find(handle);
     if (found == registrations().all.end()) {
       return invalid_argument("this is no handle of ncclCommRegister");
     }
-    if (const auto job = found->second.job.lock(); job != nullptr) {
-      if (Status s = job->deregister_memory(found->second.memory, found->second.bytes); !s.ok()) {
-        return s;
-      }
+    const Registration& registration = *found->second;
+    if (const auto job = registration.job.lock(); job != nullptr) {
+      const Status s = job->deregister_memory(registration.memory, registration.bytes);
+      if (!s.ok()) return s;
     }
     registrations().all.erase(found);
     return {};

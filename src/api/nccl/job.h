@@ -42,7 +42,8 @@ class Job {
 
  private:
   struct Windows;
-  const unjamContext_t control_, data_;
+  unjamContext* const control_;
+  unjamContext* const data_;
   const unjamUniqueId_t id_;
   const int rank_, size_, device_, sms_;
   const std::unique_ptr<Windows> windows_;

@@ -18,7 +18,7 @@ unjamResult_t call(const Operation& o, const void* input, unjamStreamOrder_t ord
   unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
   options.stream = o.stream;
   options.stream_order = order;
-  const unjamGroup_t group = o.comm->group();
+  unjamGroup* const group = o.comm->group();
   const void* const in = input;
   // Ranks need not give one number for the scalar, but all multiply or none does.
   if (o.scale != nullptr) options.alike = "ncclRedOpCreatePreMulSum";

@@ -42,7 +42,7 @@ Code code_of(unjamResult_t result) {
 
 }  // namespace
 
-Status from_unjam(unjamResult_t result, std::string text) {
+Status from_unjam(unjamResult_t result, const std::string& text) {
   if (result == UNJAM_SUCCESS) return {};
   return {code_of(result), std::string(unjamGetErrorString(result)) + ": " + text};
 }

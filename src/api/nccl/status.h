@@ -25,7 +25,7 @@ inline Status invalid_usage(std::string text) { return {Code::kInvalidUsage, std
 
 // Of a function of the C API that this thread has just called.
 Status from_unjam(unjamResult_t result);
-Status from_unjam(unjamResult_t result, std::string text);
+Status from_unjam(unjamResult_t result, const std::string& text);
 
 // Keeps the text of a failure for last_error(); gives the code back.
 Code report(const Status& status);
