@@ -8,8 +8,8 @@
 
 namespace ours = unjam::nccl;
 
-#define SAME_FIELD(mine, theirs)                                                        \
-  static_assert(offsetof(ours::Config, mine) == offsetof(ncclConfig_t, theirs));         \
+#define SAME_FIELD(mine, theirs)                                                 \
+  static_assert(offsetof(ours::Config, mine) == offsetof(ncclConfig_t, theirs)); \
   static_assert(sizeof(ours::Config::mine) == sizeof(ncclConfig_t::theirs))
 #define SAME_NUMBER(mine, theirs) static_assert(static_cast<int>(mine) == static_cast<int>(theirs))
 

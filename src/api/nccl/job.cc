@@ -144,6 +144,7 @@ Status join(const UniqueId& id, int rank, int size, Held& control) {
   return from_unjam(unjamInit(&control.context, size, meeting, rank, &config));
 }
 
+// Once CUDA has begun, so that it ends behind this.
 void leave_at_exit() {
   static const int registered = std::atexit([] { unjamFinalize(-1); });
   (void)registered;
@@ -255,7 +256,6 @@ Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<
 
   Held control;
   if (Status s = join(id, rank, size, control); !s.ok()) return s;
-  leave_at_exit();
 
   Card card{};
   if (const unjamResult_t r = unjamGetUniqueId(&card.fresh); r != UNJAM_SUCCESS) {
@@ -314,6 +314,7 @@ Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<
       r != UNJAM_SUCCESS) {
     return from_unjam(r);
   }
+  leave_at_exit();
   const int used = sms == 0 ? 0 : sms_of(lanes_of(data.context));
   job = std::make_shared<Job>(control.release(), data.release(), cards[0].fresh, rank, size, device,
                               used);
