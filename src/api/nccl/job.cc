@@ -100,7 +100,7 @@ unjamConfig_t control_config() {
   config.lanes = 1;
   config.block_threads = 1;
   config.max_active_keys = 64;
-  config.borrow_slots = static_cast<std::uint32_t>(-1);
+  config.pool_slots = static_cast<std::uint32_t>(-1);
   config.timeout_ms = static_cast<std::uint32_t>(-1);
   config.heap_bytes = static_cast<std::uint64_t>(-1);
   return config;

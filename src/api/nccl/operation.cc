@@ -21,7 +21,7 @@ unjamResult_t call(const Operation& o, const void* input, unjamStreamOrder_t ord
   unjamGroup* const group = o.comm->group();
   const void* const in = input;
   // Ranks need not give one number for the scalar, but all multiply or none does.
-  if (o.scale != nullptr) options.alike = "ncclRedOpCreatePreMulSum";
+  if (o.scale != nullptr) options.match_text = "ncclRedOpCreatePreMulSum";
   switch (o.what) {
     case What::kAllReduce:
       return unjamAllReduce(group, nullptr, in, o.recv, o.count, o.dtype, o.op, &options, request);
