@@ -75,6 +75,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // Of the members that are still there.
   Result shrink_group(const unjamGroup& group, const char* name, unjamGroup** survivors);
   Result destroy_group(unjamGroup* group);
+  // unjamGroupAbort.
+  Result abort_group(unjamGroup& group, const std::string& why);
   Result register_collective(unjamGroup* group, const char* key, const Signature& signature,
                              std::int32_t priority, unjamCollective** collective);
   Result deregister(unjamCollective* collective);

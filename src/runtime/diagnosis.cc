@@ -215,6 +215,12 @@ void World::refuse(std::uint64_t tag, std::uint64_t n, const std::vector<int>& m
   fail_everywhere({tag, n}, members, UNJAM_ERROR_MISMATCH, text);
 }
 
+void World::abandon(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+                    const std::string& text) {
+  std::lock_guard lock(mutex_);
+  fail_everywhere({tag, n}, members, UNJAM_ERROR_PEER, text);
+}
+
 // ---- probes ----
 
 bool World::called(std::uint64_t tag, std::uint64_t n, int member) {

@@ -211,8 +211,9 @@ void World::on_message(int process, Frame& frame) {
     case MessageType::kFail: {
       FailMessage m;
       if (!m.decode(frame.payload)) break;
-      const bool timeout = m.code == UNJAM_ERROR_TIMEOUT;
-      fail_here(m.tag, m.n, timeout ? UNJAM_ERROR_TIMEOUT : UNJAM_ERROR_MISMATCH, m.text, process);
+      const bool known = m.code == UNJAM_ERROR_TIMEOUT || m.code == UNJAM_ERROR_PEER;
+      const auto code = known ? static_cast<unjamResult_t>(m.code) : UNJAM_ERROR_MISMATCH;
+      fail_here(m.tag, m.n, code, m.text, process);
       break;
     }
     case MessageType::kSnapshotRequest: {

@@ -142,6 +142,9 @@ class World : private Rooms::Memory {
   // Ends a call on all ranks, before the caller makes it.
   void refuse(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
               const std::string& text);
+  // The same for a rank that will not make it any more, nor any later use of its key.
+  void abandon(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+               const std::string& text);
   // Ranks that were aborted, whose process died, or that have left.
   std::vector<int> absent() const;
 
