@@ -101,6 +101,9 @@ void Context::start_cuda(Room* rooms) {
   if (daemon == nullptr) throw std::runtime_error(error);
   streams_ = daemon.get();
   daemon_ = std::move(daemon);
+  if (BoxMover* const boxes = streams_->boxes(no_boxes_because_); boxes != nullptr) {
+    boxes_ = std::make_unique<BoxMemory>(*boxes);
+  }
 }
 
 std::string Context::calls_text(std::size_t count, const std::vector<const Submitted*>& pending) {
