@@ -10,24 +10,13 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/pause.h"
+#include "device/host/lane_bell.h"
 #include "device/host/leaves.h"
 #include "engine/engine.h"
 #include "engine/lease.h"
+#include "transport/network/courier_driver.h"
 
 namespace unjam {
-
-namespace {
-
-// Who sleeps on a lane's doorbell, see futex.h.
-constexpr std::uint32_t kTakerSleeps = 1, kHolderSleeps = 2;
-
-void wake_sleeper(std::uint32_t& doorbell, Wake who) {
-  if (who != Wake::kNobody) {
-    futex_wake_all(doorbell, who == Wake::kHolder ? kHolderSleeps : kTakerSleeps);
-  }
-}
-
-}  // namespace
 
 struct HostDaemon::Lane {
   std::uint32_t index = 0;
@@ -141,8 +130,17 @@ class HostDev {
   }
 
   void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
-    std::uint32_t& word = doorbell(rank, lane);
-    wake_sleeper(word, doorbell_ring(word, what));
+    ring_lane(doorbell(rank, lane), what);
+  }
+  // What is for a rank on another host a courier takes there, and rings.
+  bool posted(std::uint32_t rank, std::uint32_t lane, const PublishedWord& word) {
+    return options_.network != nullptr &&
+           options_.network->posted(rank_.lanes[lane_].transport.rank, lane, rank, word);
+  }
+  void marked(std::uint32_t rank, std::uint32_t lane) {
+    if (options_.network != nullptr) {
+      options_.network->marked(rank_.lanes[lane_].transport.rank, lane, rank);
+    }
   }
   void ring_own_lanes() {
     for (std::uint32_t l = 0; l < rank_.num_lanes; ++l) {
@@ -460,10 +458,7 @@ void HostDaemon::cancel(std::uint16_t slot) {
   store_release<std::uint32_t>(rank_.cancelled[slot], 1);
 }
 
-void HostDaemon::ring(std::uint32_t lane) {
-  std::uint32_t& doorbell = *lanes_[lane]->doorbell;
-  wake_sleeper(doorbell, doorbell_ring(doorbell, RingFor::kWork));
-}
+void HostDaemon::ring(std::uint32_t lane) { ring_lane(*lanes_[lane]->doorbell, RingFor::kWork); }
 
 void HostDaemon::ring_all() {
   for (std::uint32_t l = 0; l < rank_.num_lanes; ++l) ring(l);

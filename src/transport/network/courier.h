@@ -214,26 +214,26 @@ class Courier final : public FabricSink {
   bool look();
   bool look(Route& r);
   bool speak(std::uint32_t p);
-  bool send_steps(Peer& peer, std::uint32_t p, Channel channel);
-  bool send_step(Route& r, std::uint32_t i, Channel channel, std::uint32_t bytes);
+  bool send_steps(Peer& peer, std::uint32_t p, FrameChannel channel);
+  bool send_step(Route& r, std::uint32_t i, FrameChannel channel, std::uint32_t bytes);
   bool send_credits(Route& r);
   bool send_unlists(Route& r);
   bool send_announcements(std::uint32_t p);
   void send_bye(std::uint32_t p);
   bool idle(const Peer& peer) const;
-  bool send_head(std::uint32_t p, const Frame& frame);
+  bool send_head(std::uint32_t p, const CourierFrame& frame);
 
   void queue_steps(Route& r, std::uint32_t i);
   void queue_credit(Route& r, std::uint32_t i);
   void end_listing(Route& r, std::uint32_t but, std::uint64_t tag);
   void show(Route& r, std::uint32_t i);
 
-  Route* checked_route(std::uint32_t p, const Frame& f) const;
-  const char* refusal(Route& r, const Frame& f, bool* drop);
-  void put_data(Route& r, const Frame& f);
-  const char* put(std::uint32_t p, const Frame& f);
-  const char* put_unlist(Route& r, const Frame& f);
-  void put_announcement(const Frame& f);
+  Route* checked_route(std::uint32_t p, const CourierFrame& f) const;
+  const char* refusal(Route& r, const CourierFrame& f, bool* drop);
+  void put_data(Route& r, const CourierFrame& f);
+  const char* put(std::uint32_t p, const CourierFrame& f);
+  const char* put_unlist(Route& r, const CourierFrame& f);
+  void put_announcement(const CourierFrame& f);
   void list(Route& r, std::uint32_t i);
   void leave_place(Route& r, In& in);
   std::uint64_t consumed(Route& r, std::uint32_t i);
