@@ -133,12 +133,14 @@ void HostsMeeting::add_agent(std::uint32_t rank) {
   events.failed = [this](const std::string& why) {
     if (failure_.empty()) failure_ = why;
   };
-  events.gone = [this](const AgentNews& news) {
-    if (failure_.empty()) failure_ = news.text;
-  };
-  events.cut_off = [this](const std::string& why) {
+  // Who is through with the meeting himself need not hear that others part: of a real death the
+  // connections of processes tell.
+  const auto lost = [this](const std::string& why) {
+    parted_ = parted_ || finishing_;
     if (!finishing_ && failure_.empty()) failure_ = why;
   };
+  events.gone = [lost](const AgentNews& news) { lost(news.text); };
+  events.cut_off = lost;
   events.finished = [this] { ++finished_; };
   agents_.push_back(std::make_unique<Agent>(poller_, std::move(c), std::move(events)));
   std::string error;
@@ -163,6 +165,7 @@ void HostsMeeting::started() {
 void HostsMeeting::run_once(std::int64_t timeout_ms) {
   poller_.run_once(timeout_ms);
   // (Each of this process's agents has the same table.)
+  if (finishing_ && (parted_ || finished_ == agents_.size())) ++rounds_behind_;
   known_ = started_ != 0 && started_ == agents_.size() && failure_.empty();
 }
 
@@ -198,6 +201,7 @@ std::string HostsMeeting::missing() const {
 
 void HostsMeeting::finish() {
   finishing_ = true;
+  rounds_behind_ = 0;
   for (const auto& agent : agents_) agent->finish();
 }
 

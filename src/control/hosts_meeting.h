@@ -88,11 +88,15 @@ class HostsMeeting {
   std::map<std::uint32_t, PairMeeting::Met> take() { return pairs_.take(); }
   // This process has all that it needs of the others.
   void finish();
-  bool finished() const { return finished_ == agents_.size(); }
+  // So have all.
+  bool finished() const { return rounds_behind_ >= kRoundsBehind; }
   // Nothing listens any more, and nobody is told anything.
   void close();
 
  private:
+  // Turns of the poller in which an agent's last words leave.
+  static constexpr int kRoundsBehind = 3;
+
   void add_agent(std::uint32_t rank);
   void started();
 
@@ -107,6 +111,8 @@ class HostsMeeting {
   std::uint32_t self_ = 0;
   std::size_t started_ = 0, finished_ = 0;
   bool known_ = false, finishing_ = false;
+  bool parted_ = false;  // somebody went while all were about to
+  int rounds_behind_ = 0;
 };
 
 }  // namespace unjam

@@ -110,7 +110,7 @@ struct Ucx {
 std::unique_ptr<NetCarrier> ucx_carrier(std::string& error) {
   Ucx& ucx = per_process<Ucx>();
   const std::lock_guard lock(ucx.mutex);
-  if (ucx.library == nullptr) ucx.library = UcxLibrary::load(text_of("UNJAM_UCX_LIBRARY"), error);
+  if (ucx.library == nullptr) ucx.library = UcxLibrary::load(text_of("UNJAM_NET_UCX"), error);
   if (ucx.library == nullptr) return nullptr;
   return std::make_unique<UcxCarrier>(*ucx.library);
 }

@@ -1,5 +1,5 @@
 // Which carrier (transport/network/fabric.h) takes a job's slices to other hosts, and how it is
-// opened: UCX, or a network plugin for NCCL (UNJAM_NET, UNJAM_NET_PLUGIN, UNJAM_UCX_LIBRARY).
+// opened: UCX, or a network plugin for NCCL (UNJAM_NET, UNJAM_NET_PLUGIN, UNJAM_NET_UCX).
 #pragma once
 
 #include <cstdint>

@@ -225,7 +225,7 @@ const std::vector<TextVariable>& text_variables() {
        "The network plugin for NCCL that carries slices between hosts: a file, or NAME for "
        "libnccl-net-NAME.so. Unset with UNJAM_NET=plugin: NCCL_NET_PLUGIN, else libnccl-net.so.",
        false},
-      {"UNJAM_UCX_LIBRARY", "path",
+      {"UNJAM_NET_UCX", "path",
        "UCX's libucp.so.0, unless the process has one already. Unset: the system's. UCX's own "
        "settings are UNJAM_UCX_ and the name that UCX has for them behind UCX_.",
        false},

@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "control/hosts_meeting.h"
 #include "runtime/context.h"
 #include "runtime/ending.h"
 #include "runtime/explain_signal.h"
 #include "runtime/log.h"
+#include "runtime/network.h"
 #include "transport/announcement.h"
 
 namespace unjam {

@@ -16,13 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "control/hosts_meeting.h"
 #include "control/mesh.h"
 #include "control/rendezvous.h"
 #include "control/waitfor.h"
 #include "plan/host_table.h"
 #include "runtime/ledger.h"
-#include "runtime/network.h"
 #include "runtime/rank_arenas.h"
 #include "runtime/rooms.h"
 #include "runtime/settings.h"
@@ -32,6 +30,10 @@
 namespace unjam {
 
 class Context;
+class CourierDriver;
+class HostsMeeting;
+class NetCarrier;
+class Network;
 struct Signature;
 struct CallRecord;
 
@@ -73,7 +75,7 @@ class World : private Rooms::Memory {
   // (Ranks that are bound to CPUs of their own are as many as those.) All ranks have the same.
   int ranks_a_core() const;
   // What takes lanes' slices to other hosts; null: all ranks are on this one.
-  CourierDriver* network() const { return network_ == nullptr ? nullptr : network_->driver(); }
+  CourierDriver* network() const;
   // Something was announced for a call of these members.
   void announced(const std::vector<int>& members, std::uint64_t tag);
   // All that ranks of this process have sent to other hosts is to be there before the process ends.
@@ -235,6 +237,7 @@ class World : private Rooms::Memory {
     return network_ != nullptr && remote_[static_cast<std::size_t>(process)];
   }
   std::string process_text(int process) const;
+  std::size_t host_index(int process) const;
   void take_network_news();
   void tell_lost(int process, const std::string& why);
   void on_said_lost(int by, const LostMessage& m);
@@ -345,7 +348,11 @@ class World : private Rooms::Memory {
   std::unique_ptr<NetCarrier> carrier_;  // until network_ has it
   std::string no_carrier_;               // why there is none
   std::unique_ptr<Network> network_;
-  HostPlaces places_;
+  struct HostPlace {
+    int host = 0;
+    std::string name, door;  // of its host, and its address
+  };
+  std::vector<HostPlace> host_places_;  // by process
   std::uint64_t hosts_deadline_ns_ = 0;
   std::vector<bool> remote_;  // by process
   std::set<int> lost_;        // processes

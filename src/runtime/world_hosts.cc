@@ -9,8 +9,11 @@
 
 #include "base/clock.h"
 #include "base/siphash.h"
+#include "control/hosts_meeting.h"
+#include "runtime/context.h"
 #include "runtime/host_id.h"
 #include "runtime/log.h"
+#include "runtime/network.h"
 #include "runtime/world.h"
 
 namespace unjam {
@@ -57,7 +60,6 @@ std::string World::hosts_settings(const std::string& agreed, const Settings& set
 void World::meet_hosts(std::unique_lock<std::mutex>& lock) {
   HostsMeeting& hosts = *hosts_meeting_;
   hosts_deadline_ns_ = ~std::uint64_t{0};  // until all have joined the agents have one
-  std::map<std::uint32_t, PairMeeting::Met> met;
   const bool all = run_hosts(lock, [&] { return hosts.known(); }) && take_places() &&
                    meet_here(lock) && open_network() && meet_pairs(lock);
   if (all) {
@@ -99,24 +101,27 @@ bool World::run_hosts(std::unique_lock<std::mutex>& lock, const std::function<bo
 bool World::take_places() {
   hosts_deadline_ns_ =
       monotonic_ns() + static_cast<std::uint64_t>(first_settings_.init_timeout_ms) * 1'000'000;
-  places_ = hosts_meeting_->places();
+  const HostPlaces& places = hosts_meeting_->places();
   me_ = static_cast<int>(hosts_meeting_->self());
-  const std::uint32_t own_host = places_.processes[hosts_meeting_->self()].host;
+  const std::uint32_t own_host = places.processes[hosts_meeting_->self()].host;
   for (int r = 0; r < ranks_; ++r) {
     const auto i = static_cast<std::size_t>(r);
-    process_of_[i] = static_cast<int>(places_.process_of[i]);
+    process_of_[i] = static_cast<int>(places.process_of[i]);
     if (is_local(r) == joined_[i]) continue;
     fail_meeting("the table of agents confuses the ranks of this process");
     return false;
   }
-  pids_.assign(places_.processes.size(), 0);
+  pids_.assign(places.processes.size(), 0);
   pids_[static_cast<std::size_t>(me_)] = getpid();
-  for (const HostPlaces::Process& p : places_.processes) remote_.push_back(p.host != own_host);
+  for (const HostPlaces::Process& p : places.processes) {
+    remote_.push_back(p.host != own_host);
+    host_places_.push_back({static_cast<int>(p.host), p.name, p.door.text()});
+  }
   for (const Joining& j : joining_) add_cpus(j.message.cpus, &cpus_);
-  if (places_.hosts.size() == 1) return true;
-  hosts_ = places_.hosts;
+  if (places.hosts.size() == 1) return true;
+  hosts_ = places.hosts;
   for (int r = 0; r < ranks_; ++r) {
-    host_of_.push_back(static_cast<int>(places_.host_of(static_cast<std::uint32_t>(r))));
+    host_of_.push_back(static_cast<int>(places.host_of(static_cast<std::uint32_t>(r))));
   }
   host_cpus_.resize(hosts_.size());
   std::string why;
@@ -135,13 +140,9 @@ bool World::take_places() {
 
 // The other processes of this host.
 bool World::meet_here(std::unique_lock<std::mutex>& lock) {
-  const auto own = static_cast<std::size_t>(me_);
-  const std::uint32_t host = places_.processes[own].host;
-  std::uint32_t processes = 0, ranks = 0;
-  for (const HostPlaces::Process& p : places_.processes) processes += p.host == host ? 1 : 0;
-  for (std::uint32_t r = 0; r < places_.process_of.size(); ++r) {
-    ranks += places_.host_of(r) == host ? 1 : 0;
-  }
+  const auto here = [this](int process) { return !remote_[static_cast<std::size_t>(process)]; };
+  const auto processes = std::count(remote_.begin(), remote_.end(), false);
+  const auto ranks = std::count_if(process_of_.begin(), process_of_.end(), here);
   std::vector<Joining> joining = std::exchange(joining_, {});
   if (processes == 1) return true;
   const JobSecret secret = secret_of_host(*secret_, this_host().number);
@@ -154,7 +155,7 @@ bool World::meet_here(std::unique_lock<std::mutex>& lock) {
     return false;
   }
   for (Joining& j : joining) {
-    j.message.here = ranks;
+    j.message.here = static_cast<std::uint32_t>(ranks);
     j.message.host.clear();
     client_.join(j.message, std::move(j.shared));
   }
@@ -187,7 +188,7 @@ bool World::meet_here(std::unique_lock<std::mutex>& lock) {
 
 // Mirrors of the ranks of other hosts, and what takes slices there.
 bool World::open_network() {
-  if (places_.hosts.size() == 1) return true;
+  if (hosts_.empty()) return true;
   std::string error;
   Network::Places p;
   for (int r = 0; r < ranks_; ++r) {
@@ -199,7 +200,7 @@ bool World::open_network() {
   }
   p.shape = shape();
   p.self = static_cast<std::uint32_t>(me_);
-  p.processes = static_cast<std::uint32_t>(places_.processes.size());
+  p.processes = static_cast<std::uint32_t>(remote_.size());
   p.is_remote = remote_;
   p.bases = arenas_.bases();
   p.window = static_cast<std::uint64_t>(first_settings_.net_window);
@@ -234,14 +235,14 @@ bool World::meet_pairs(std::unique_lock<std::mutex>& lock) {
     hosts.meet([&greetings](std::uint32_t process) { return greetings.at(process); });
     if (!run_hosts(lock, [&] { return hosts.met(); })) return false;
     met = hosts.take();
-    host_cpus_[places_.processes[static_cast<std::size_t>(me_)].host] = cpus_;
+    host_cpus_[host_index(me_)] = cpus_;
     for (auto& [p, m] : met) {
       pids_[p] = m.greeting.pid;
-      add_cpus(m.greeting.cpus, &host_cpus_[places_.processes[p].host]);
+      add_cpus(m.greeting.cpus, &host_cpus_[host_index(static_cast<int>(p))]);
       std::string error;
       if (network_->meet(p, m.greeting.carrier, error)) continue;
-      fail_meeting("the carrier refuses the address of the process at " +
-                   places_.processes[p].door.text() + ": " + error);
+      fail_meeting("the carrier refuses the address of the process at " + host_places_[p].door +
+                   ": " + error);
       return false;
     }
     try {
@@ -262,7 +263,7 @@ bool World::meet_pairs(std::unique_lock<std::mutex>& lock) {
   if (network_ != nullptr) {
     Log::process().say(LogLevel::kInfo, log_rank(), [&] {
       return "job on " + std::to_string(hosts_.size()) + " hosts, this is " +
-             hosts_[places_.processes[static_cast<std::size_t>(me_)].host] +
+             hosts_[host_index(me_)] +
              "; carrier: " + network_->title();
     });
   }
@@ -270,6 +271,12 @@ bool World::meet_pairs(std::unique_lock<std::mutex>& lock) {
 }
 
 // ---- the job ----
+
+CourierDriver* World::network() const { return network_ == nullptr ? nullptr : network_->driver(); }
+
+std::size_t World::host_index(int process) const {
+  return static_cast<std::size_t>(host_places_[static_cast<std::size_t>(process)].host);
+}
 
 void World::announced(const std::vector<int>& members, std::uint64_t tag) {
   if (network_ == nullptr) return;
@@ -290,7 +297,7 @@ std::string World::process_text(int process) const {
   const auto p = static_cast<std::size_t>(process);
   std::string text = std::to_string(pids_[p]);
   if (is_remote(process)) {
-    text += " on host " + places_.processes[p].name + ", " + places_.processes[p].door.text();
+    text += " on host " + host_places_[p].name + ", " + host_places_[p].door;
   }
   return text;
 }

@@ -7,12 +7,14 @@
 
 #include "base/fork_guard.h"
 #include "base/limits.h"
+#include "control/hosts_meeting.h"
 #include "control/join_text.h"
 #include "runtime/allowed_cpus.h"
 #include "runtime/cuda_library.h"
 #include "runtime/engine_memory.h"
 #include "runtime/host_id.h"
 #include "runtime/job_id.h"
+#include "runtime/network.h"
 #include "runtime/world.h"
 
 namespace unjam {

@@ -6,6 +6,7 @@
 #include "runtime/context.h"
 #include "runtime/ending.h"
 #include "runtime/log.h"
+#include "runtime/network.h"
 #include "runtime/world.h"
 
 namespace unjam {
