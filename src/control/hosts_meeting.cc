@@ -129,7 +129,8 @@ void HostsMeeting::add_agent(std::uint32_t rank) {
   c.settings = settings_;
   c.start_ms = config_.start_ms;
   AgentEvents events;
-  events.started = [this] { started(); };
+  const std::size_t number = agents_.size();
+  events.started = [this, number] { started(*agents_[number]); };
   events.failed = [this](const std::string& why) {
     if (failure_.empty()) failure_ = why;
   };
@@ -150,10 +151,11 @@ void HostsMeeting::add_agent(std::uint32_t rank) {
   }
 }
 
-void HostsMeeting::started() {
+// (Each of this process's agents has the same table.)
+void HostsMeeting::started(const Agent& agent) {
   if (++started_ != 1) return;
   std::string error;
-  if (!places_of(agents_.front()->table(), places_, error)) {
+  if (!places_of(agent.table(), places_, error)) {
     if (failure_.empty()) failure_ = error;
     return;
   }

@@ -98,7 +98,7 @@ class HostsMeeting {
   static constexpr int kRoundsBehind = 3;
 
   void add_agent(std::uint32_t rank);
-  void started();
+  void started(const Agent& agent);
 
   const HostsConfig config_;
   std::string settings_;

@@ -64,8 +64,7 @@ bool Network::open(const Places& places, std::string& error) {
   c.most_payload = std::max(places_.shape.escape_slot_bytes, places_.shape.borrow_slot_bytes);
   const auto ranks = static_cast<std::uint32_t>(places_.process_of.size());
   for (std::uint32_t r = 0; r < ranks; ++r) {
-    const std::uint32_t process = places_.process_of[r];
-    if (process != places_.self && !places_.is_remote[process]) continue;
+    if (places_.process_of[r] == kBeside) continue;
     c.memory.push_back({places_.bases[r], places_.shape.total_bytes()});
   }
   if (!carrier_->open(c, error)) return false;

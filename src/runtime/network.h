@@ -25,7 +25,7 @@ class Network : private CourierHome {
   struct Places {
     ArenaShape shape;
     std::uint32_t self = 0, processes = 1;
-    std::vector<std::uint16_t> process_of;  // by rank
+    std::vector<std::uint16_t> process_of;  // by rank, as CourierSettings has it
     std::vector<bool> is_remote;            // by process: it is on another host
     unsigned char* const* bases = nullptr;  // by rank: arenas, and mirrors of remote ranks
     std::uint64_t window = 0;               // bytes, see CourierSettings

@@ -193,7 +193,8 @@ bool World::open_network() {
   Network::Places p;
   for (int r = 0; r < ranks_; ++r) {
     const int process = process_of_[static_cast<std::size_t>(r)];
-    p.process_of.push_back(static_cast<std::uint16_t>(process));
+    const bool beside = process != me_ && !remote_[static_cast<std::size_t>(process)];
+    p.process_of.push_back(beside ? kBeside : static_cast<std::uint16_t>(process));
     if (!remote_[static_cast<std::size_t>(process)] || arenas_.mirror(r, error)) continue;
     fail_meeting("no memory for what ranks of other hosts are sent: " + error);
     return false;

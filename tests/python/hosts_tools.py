@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 
 import unjam
+from processes import Puppet
+from rank_tools import puppet_main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,8 +80,14 @@ def places(hosts, port=None):
 def job(harness, hosts, worker, *arguments, by="plugin", **env):
     """A process for each rank."""
     return [
-        harness.start(
-            worker, *arguments, name=f"rank {rank}", **{**place, **carrier(by), **env}
-        )
+        harness.start(worker, *arguments, name=f"rank {rank}", **{**place, **carrier(by), **env})
         for rank, place in enumerate(places(hosts))
     ]
+
+
+def puppets(harness, hosts, config=None, by="plugin", **env):
+    """As processes.puppets()."""
+    ranks = job(harness, hosts, puppet_main, config or {}, by=by, **env)
+    for rank in ranks:
+        assert rank.said() == "ready"
+    return [Puppet(rank) for rank in ranks]

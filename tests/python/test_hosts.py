@@ -51,11 +51,27 @@ def test_all_kinds(harness, algorithm):
         rank.ends()
 
 
+def in_the_background():
+    with unjam.init_from_environment() as context:
+        for i in range(10):
+            request = context.group().all_reduce(np.ones(1000), key=str(i % 3))
+            while not request.test():
+                time.sleep(0.002)
+    say("done")
+
+
+def test_calls_for_which_nobody_waits(harness):
+    """Lanes are woken by couriers, and by processes of the same host."""
+    for rank in job(harness, (1, 2), in_the_background):
+        assert rank.said() == "done"
+        rank.ends()
+
+
 def threads(first):
     """Two ranks of this process."""
     import kinds_of_all
 
-    unique = bytes.fromhex(os.environ["UNJAM_ID"]).ljust(unjam.UNIQUE_ID_BYTES, b"\0")
+    unique = bytes.fromhex(os.environ["UNJAM_ID"]).ljust(128, b"\0")
 
     def body(rank):
         with unjam.init(4, rank, unique) as context:

@@ -42,9 +42,12 @@ constexpr std::uint64_t cookie_of(std::uint64_t route, std::uint32_t connector,
 // ---- memory ----
 
 std::size_t Courier::memory_bytes(const CourierSettings& s) {
-  std::uint64_t here = 0;
-  for (std::uint32_t r = 0; r < s.shape.ranks; ++r) here += s.process_of[r] == s.self ? 1 : 0;
-  const std::uint64_t elsewhere = s.shape.ranks - here;
+  std::uint64_t here = 0, elsewhere = 0;
+  for (std::uint32_t r = 0; r < s.shape.ranks; ++r) {
+    const bool is_here = s.process_of[r] == s.self;
+    here += is_here ? 1 : 0;
+    elsewhere += is_here || s.process_of[r] == kBeside ? 0 : 1;
+  }
   Carver count(nullptr);
   count.take<std::uint16_t>(s.shape.ranks);
   count.take<Route>(here * elsewhere * s.shape.lanes);
@@ -68,7 +71,8 @@ std::size_t Courier::memory_bytes(const CourierSettings& s) {
 void Courier::carve(Carver& carver) {
   index_ = carver.take<std::uint16_t>(shape_.ranks);
   for (std::uint32_t r = 0; r < shape_.ranks; ++r) {
-    index_[r] = static_cast<std::uint16_t>(is_remote(r) ? elsewhere_++ : here_++);
+    if (is_here(r)) index_[r] = static_cast<std::uint16_t>(here_++);
+    if (is_remote(r)) index_[r] = static_cast<std::uint16_t>(elsewhere_++);
   }
   num_routes_ = here_ * elsewhere_ * shape_.lanes;
   routes_ = carver.take<Route>(num_routes_);
@@ -90,7 +94,7 @@ Courier::Courier(const CourierSettings& s, unsigned char* memory, Fabric& fabric
   Carver carver(memory);
   carve(carver);
   for (std::uint32_t r = 0; r < shape_.ranks; ++r) {
-    if (is_remote(r)) continue;
+    if (!is_here(r)) continue;
     for (std::uint32_t q = 0; q < shape_.ranks; ++q) {
       if (!is_remote(q)) continue;
       for (std::uint32_t l = 0; l < shape_.lanes; ++l) {

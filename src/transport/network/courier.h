@@ -73,10 +73,14 @@ class CourierHome {
                        std::uint64_t announced) = 0;
 };
 
+// In the place of the number of a process that is another one of this host: its ranks share memory
+// with those here, and are none of a courier's business.
+inline constexpr std::uint16_t kBeside = 0xffff;
+
 struct CourierSettings {
   ArenaShape shape;
   std::uint32_t processes = 1, self = 0;
-  const std::uint16_t* process_of = nullptr;     // [ranks]
+  const std::uint16_t* process_of = nullptr;     // [ranks], or kBeside
   unsigned char* const* const* bases = nullptr;  // [ranks], of those here: LaneTransport::bases
   std::uint64_t window = 512 << 10;  // bytes that a peer's carrier is given at once, a channel
 };
@@ -98,8 +102,9 @@ class Courier final : public FabricSink {
 
   // ---- for lanes of a rank here ----
 
-  bool is_remote(std::uint32_t rank) const { return process_of_[rank] != self_; }
-  // Device's posted(). False: the peer is here.
+  bool is_here(std::uint32_t rank) const { return process_of_[rank] == self_; }
+  bool is_remote(std::uint32_t rank) const { return !is_here(rank) && process_of_[rank] != kBeside; }
+  // Device's posted(). False: the peer is on this host.
   bool posted(std::uint32_t rank, std::uint32_t lane, std::uint32_t peer,
               const PublishedWord& word);
   void marked(std::uint32_t rank, std::uint32_t lane, std::uint32_t peer);

@@ -27,7 +27,7 @@ class CourierDriver {
 
   // ---- for lanes of a rank here ----
 
-  // Device's posted(). False: the peer is here.
+  // Device's posted(). False: the peer is on this host.
   bool posted(std::uint32_t rank, std::uint32_t lane, std::uint32_t peer,
               const PublishedWord& word) {
     if (!courier_.posted(rank, lane, peer, word)) return false;

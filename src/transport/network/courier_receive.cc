@@ -30,7 +30,7 @@ std::uint64_t Courier::consumed(Route& r, std::uint32_t i) {
 }
 
 Courier::Route* Courier::checked_route(std::uint32_t p, const CourierFrame& f) const {
-  if (is_remote(f.dst) || process_of_[f.src] != p) return nullptr;
+  if (!is_here(f.dst) || process_of_[f.src] != p) return nullptr;
   return route(f.dst, f.src, f.lane);
 }
 
@@ -127,7 +127,7 @@ const char* Courier::put(std::uint32_t p, const CourierFrame& f) {
     return nullptr;
   }
   if (f.type == FrameType::kAnnounce) {
-    if (is_remote(f.dst)) return "an announcement for another process";
+    if (!is_here(f.dst)) return "an announcement for another process";
     put_announcement(f);
     return nullptr;
   }
