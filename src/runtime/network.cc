@@ -15,6 +15,7 @@ namespace {
 
 // For a carrier to let go of the memory of its payloads.
 constexpr std::uint64_t kDrainNs = 1'000'000'000;
+constexpr useconds_t kDrainLookUs = 1000;
 
 // Of what comes when all is over nobody hears.
 class Deaf final : public FabricSink {
@@ -36,23 +37,25 @@ void Network::Free::operator()(unsigned char* p) const { std::free(p); }
 Network::Network(std::unique_ptr<NetCarrier> carrier, Told told)
     : carrier_(std::move(carrier)), told_(std::move(told)) {}
 
-Network::~Network() {
-  if (courier_ == nullptr) return;
+Network::~Network() { close(); }
+
+bool Network::close() {
+  if (!opened_) return true;
   if (driver_ != nullptr) driver_->stop();
   Fabric& fabric = carrier_->fabric();
-  for (std::uint32_t p = 0; p < places_.processes; ++p) {
-    if (places_.is_remote[p]) fabric.close(p);
-  }
-  Deaf deaf;
-  const auto drained = [&] {
+  const auto each = [&](auto&& what) {
     for (std::uint32_t p = 0; p < places_.processes; ++p) {
-      if (places_.is_remote[p] && !fabric.drained(p)) return false;
+      if (places_.is_remote[p]) what(p);
     }
-    return true;
   };
-  for (const std::uint64_t end = monotonic_ns() + kDrainNs; !drained() && monotonic_ns() < end;) {
+  each([&](std::uint32_t p) { fabric.close(p); });
+  Deaf deaf;
+  for (const std::uint64_t end = monotonic_ns() + kDrainNs;;) {
+    bool drained = true;
+    each([&](std::uint32_t p) { drained = drained && fabric.drained(p); });
+    if (drained || monotonic_ns() >= end) return drained;
     fabric.poll(deaf);
-    usleep(1000);
+    usleep(kDrainLookUs);
   }
 }
 
@@ -67,7 +70,8 @@ bool Network::open(const Places& places, std::string& error) {
     if (places_.process_of[r] == kBeside) continue;
     c.memory.push_back({places_.bases[r], places_.shape.total_bytes()});
   }
-  if (!carrier_->open(c, error)) return false;
+  opened_ = carrier_->open(c, error);
+  if (!opened_) return false;
   bases_.assign(ranks, places_.bases);
   return true;
 }

@@ -43,10 +43,8 @@ class Network : private CourierHome {
   // Called when there is news, by any thread; it may not call back.
   using Told = std::function<void()>;
   Network(std::unique_ptr<NetCarrier> carrier, Told told);
-  // Lets go of all, within a second. Memory at which a network may still be is left allocated.
-  ~Network() override;
+  ~Network() override;  // close()
 
-  std::string kind() const { return carrier_->kind(); }
   std::string title() const { return carrier_->title(); }
 
   // False: `error`.
@@ -67,6 +65,9 @@ class Network : private CourierHome {
   void give_up(int process);
   // It has told that all is there that this process has sent, before it said good-bye.
   void all_is_there(int process);
+  // Ends all connections, within a second or so. False: a network may still be at arenas and
+  // mirrors.
+  bool close();
   // Says good-bye to those that are left, and waits until all that was sent is there, for that time
   // at most. Once.
   void say_farewell(std::int64_t timeout_ms);
@@ -86,6 +87,7 @@ class Network : private CourierHome {
   const std::unique_ptr<NetCarrier> carrier_;
   const Told told_;
   Places places_;
+  bool opened_ = false;
   std::vector<unsigned char* const*> bases_;  // by rank
   std::unique_ptr<unsigned char, Free> memory_;
   std::unique_ptr<Courier> courier_;

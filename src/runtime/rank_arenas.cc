@@ -161,6 +161,8 @@ void RankArenas::leave_devices() {
   links_registered_ = false;
 }
 
+void RankArenas::keep() { new std::vector<SharedMemory>(std::move(arenas_)); }
+
 bool RankArenas::add(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) {
   const auto i = static_cast<std::size_t>(owner);
   if (cuda_ != nullptr) return device_arenas_[i]->add(offset, bytes, error);

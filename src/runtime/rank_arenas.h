@@ -51,6 +51,8 @@ class RankArenas {
     std::uint64_t bytes = 0;
   };
   bool enter_device(int rank, const std::vector<HostTable>& tables, std::string& error);
+  // Host memory stays mapped for good: somebody who cannot be stopped may be at it.
+  void keep();
   // Devices look at nothing of the host any more: before tables go.
   void leave_devices();
 

@@ -226,7 +226,8 @@ const std::vector<TextVariable>& text_variables() {
        "libnccl-net-NAME.so. Unset with UNJAM_NET=plugin: NCCL_NET_PLUGIN, else libnccl-net.so.",
        false},
       {"UNJAM_NET_UCX", "path",
-       "UCX's libucp.so.0, unless the process has one already. Unset: the system's. UCX's own "
+       "UCX's libucp.so.0, unless the process has one already. Unset: in Python that of the package "
+       "libucx, if it is there, else the system's. UCX's own "
        "settings are UNJAM_UCX_ and the name that UCX has for them behind UCX_.",
        false},
       {"UNJAM_LOG_FILE", "path",

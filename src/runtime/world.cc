@@ -76,7 +76,9 @@ World::~World() {
   changed_.notify_all();
   mesh_.wake();
   control_.join();
-  network_.reset();  // in front of the memory
+  // In front of the memory; which stays where a network may still be at it.
+  if (network_ != nullptr && !network_->close()) arenas_.keep();
+  network_.reset();
   windows_.stop();
   if (rooms_ != nullptr) rooms_->stop();
   mesh_.drain(kFarewellMs);

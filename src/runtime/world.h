@@ -76,6 +76,14 @@ class World : private Rooms::Memory {
   int ranks_a_core() const;
   // What takes lanes' slices to other hosts; null: all ranks are on this one.
   CourierDriver* network() const;
+  // What that is, with version and file; "": nothing is needed.
+  std::string carrier() const;
+  // Whether a rank is on another host.
+  bool is_remote_rank(int rank) const {
+    return is_remote(process_of_[static_cast<std::size_t>(rank)]);
+  }
+  // Of a rank, for people: its host where there are several, else "".
+  std::string host_name(int rank) const;
   // Something was announced for a call of these members.
   void announced(const std::vector<int>& members, std::uint64_t tag);
   // All that ranks of this process have sent to other hosts is to be there before the process ends.

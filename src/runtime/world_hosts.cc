@@ -275,6 +275,13 @@ bool World::meet_pairs(std::unique_lock<std::mutex>& lock) {
 
 CourierDriver* World::network() const { return network_ == nullptr ? nullptr : network_->driver(); }
 
+std::string World::carrier() const { return network_ == nullptr ? "" : network_->title(); }
+
+std::string World::host_name(int rank) const {
+  if (network_ == nullptr) return "";
+  return host_places_[static_cast<std::size_t>(process_of_[static_cast<std::size_t>(rank)])].name;
+}
+
 std::size_t World::host_index(int process) const {
   return static_cast<std::size_t>(host_places_[static_cast<std::size_t>(process)].host);
 }

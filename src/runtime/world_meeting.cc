@@ -336,7 +336,10 @@ void World::begin() {
     const auto i = static_cast<std::size_t>(r);
     process_of_[i] = static_cast<int>(start.process_of[i]);
     // One that was refused is another process's.
-    if (is_local(r) == (joined_[i] && client_.refused.count(r) == 0)) continue;
+    if (start.process_of[i] != StartMessage::kElsewhere &&
+        is_local(r) == (joined_[i] && client_.refused.count(r) == 0)) {
+      continue;
+    }
     fail_meeting("the rendezvous confuses the ranks of this process");
     return;
   }

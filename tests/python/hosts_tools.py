@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import unjam
+from unjam import _ucx
 from processes import Puppet
 from rank_tools import puppet_main
 
@@ -18,9 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @functools.cache
 def plugin(version=11):
     """The tests' network plugin, of that ABI: the build's, or compiled here."""
-    built = Path(unjam.library_path()).parent / "tests" / "net" / f"v{version}.so"
-    if built.exists():
-        return os.fspath(built)
+    beside = Path(unjam.library_path()).parent
+    for build in (beside, *(ROOT / "build" / name for name in ("release", "check"))):
+        built = build / "tests" / "net" / f"v{version}.so"
+        if built.exists():
+            return os.fspath(built)
     made = Path(tempfile.mkdtemp(prefix="unjam-net-")) / f"v{version}.so"
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-DUNJAM_NET_ABI={version}"]
     places = [f"-I{ROOT}", f"-I{ROOT / 'src'}"]
@@ -35,12 +38,7 @@ def ucx():
     named = os.environ.get("UNJAM_TEST_UCX")
     if named:
         return named
-    try:
-        import libucx
-    except ImportError:
-        return None
-    file = Path(libucx.__path__[0]) / "lib" / "libucp.so.0"
-    return os.fspath(file) if file.exists() else None
+    return _ucx.wheel()
 
 
 def carrier(name):
