@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 
 import unjam
-from unjam import _ucx
 from processes import Puppet
 from rank_tools import puppet_main
+from unjam import _ucx
 
 ROOT = Path(__file__).resolve().parents[2]
 

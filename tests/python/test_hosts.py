@@ -1,10 +1,16 @@
 """Ranks of several hosts: processes that pretend to be on hosts of their own, on loopback."""
 
+import os
+import time
+
+import numpy as np
 import pytest
 
 import hosts_tools
+import unjam
 from hosts_tools import job
 from processes import workers
+from rank_tools import run_all, say
 
 CARRIERS = [
     "plugin",
@@ -106,7 +112,7 @@ def program(seed, iterations, device_sync):
             ]
             requests = programs.call_all(world, keys, buffers, orders[i, rank], device_sync, 60)
             unjam.wait_all(requests)
-            for size, got in zip(sizes, buffers):
+            for size, got in zip(sizes, buffers, strict=True):
                 want = ranks * (np.arange(size // 4) % 64 + i % 50) + 100 * sum(range(ranks))
                 assert np.array_equal(got, want), (rank, i, size, seed)
         stats = context.stats()

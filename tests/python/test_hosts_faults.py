@@ -5,11 +5,14 @@ import signal
 import socket
 import time
 
+import numpy as np
 import pytest
 
 import hosts_tools
+import unjam
 from hosts_tools import puppets
 from processes import workers
+from rank_tools import say
 
 CARRIERS = [
     "plugin",
@@ -99,7 +102,7 @@ def test_killed_in_the_middle(harness):
 
 @pytest.mark.parametrize("by", CARRIERS)
 def test_stopped_process(harness, by):
-    """For less than the time-out: it goes on. For longer: it is lost, and hears it when it wakes."""
+    """For less than the time-out it goes on. For longer it is lost, and hears it as it wakes."""
     ranks = puppets(harness, (1, 1, 1), by=by, UNJAM_PEER_TIMEOUT_MS=3000)
     for rank in ranks[1:]:
         rank.do("call('all_reduce', 'short', count=50000)")
@@ -218,7 +221,7 @@ def joins():
 
 def start(harness, hosts, worker, changes, by="plugin"):
     ranks = hosts_tools.places(hosts)
-    for rank, more in zip(ranks, changes):
+    for rank, more in zip(ranks, changes, strict=True):
         rank.update(hosts_tools.carrier(by), UNJAM_INIT_TIMEOUT_MS=15_000)
         rank.update(more)
         for name in [name for name, value in rank.items() if value is None]:

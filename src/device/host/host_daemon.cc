@@ -249,6 +249,12 @@ class HostDev {
   std::uint32_t interest_ = 0;
 };
 
+// Hooks that the engine finds by their names.
+static_assert(requires(HostDev& dev, const PublishedWord& word) {
+  { dev.posted(0u, 0u, word) } -> std::same_as<bool>;
+  dev.marked(0u, 0u);
+});
+
 // A thread from outside, for as long as it is here. Both it and stop() change one word, so either
 // stop() waits for it or it finds the daemon stopped.
 class HostDaemon::Guest {
