@@ -145,6 +145,8 @@ void World::control() {
                                 died = mesh_.ended(process, kLastBreathMs);
                               }
                               std::lock_guard inner(mutex_);
+                              // A carrier that has failed says more than who hangs up then.
+                              take_network_news();
                               on_lost({process, died, why});
                               changed_.notify_all();
                             }};

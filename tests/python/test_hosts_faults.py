@@ -161,7 +161,7 @@ def test_bytes_of_a_stranger_in_a_connection(harness):
 
 
 def test_carrier_that_fails(harness):
-    """What it says is in the error, at both ends."""
+    """What it says is in the error."""
     ranks = puppets(harness, (1, 1))
     for rank in ranks:
         rank.do("call('all_reduce', 'first')")
@@ -172,13 +172,15 @@ def test_carrier_that_fails(harness):
         "ctypes.c_int.in_dll(ctypes.CDLL(os.environ['UNJAM_NET_PLUGIN']), 'unjam_net_faults')"
         ".value = 8"
     )
+    messages = []
     for rank in ranks:
         kind, message = rank.outcome("call('all_reduce', 'k', count=1000)")
         if kind is None:
             kind, message = rank.fails("end('k')")
         assert kind == "Peer"
-        if rank is ranks[0]:
-            assert "by its carrier" in message and "unjam-test" in message, message
+        messages.append(message)
+    # (Either may hear first that the other one has hung up.)
+    assert any("by its carrier" in m and "unjam-test" in m for m in messages), messages
 
 
 def test_abort_and_shrink(harness):
