@@ -10,7 +10,7 @@ _VARIABLE = "UNJAM_NET_UCX"
 
 
 def wheel() -> str | None:
-    """The file of libucp in the package libucx (``pip install unjam[net]``), if that is here."""
+    """The file of libucp in the package libucx (the extra ``net``), if that is here."""
     spec = importlib.util.find_spec("libucx")
     for folder in (spec and spec.submodule_search_locations) or ():
         file = Path(folder) / "lib" / "libucp.so.0"

@@ -226,7 +226,8 @@ const std::vector<TextVariable>& text_variables() {
        "libnccl-net-NAME.so. Unset with UNJAM_NET=plugin: NCCL_NET_PLUGIN, else libnccl-net.so.",
        false},
       {"UNJAM_NET_UCX", "path",
-       "UCX's libucp.so.0, unless the process has one already. Unset: in Python that of the package "
+       "UCX's libucp.so.0, unless the process has one already. Unset: in Python that of the "
+       "package "
        "libucx, if it is there, else the system's. UCX's own "
        "settings are UNJAM_UCX_ and the name that UCX has for them behind UCX_.",
        false},
@@ -244,7 +245,8 @@ const std::vector<const char*>& names_of_others() {
       "UNJAM_LIBRARY", "UNJAM_COMMIT", "UNJAM_TORCH_DEFAULT", "UNJAM_TORCH_REPLACE",
       "UNJAM_TORCH_CUDA", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE", "UNJAM_TORCH_STACKS",
       // The build and the tests (CONTRIBUTING.md).
-      "UNJAM_CUDA", "UNJAM_JOBS", "UNJAM_TEST_SEED", "UNJAM_FUZZ_SEEDS", "UNJAM_UPDATE_DOCS"};
+      "UNJAM_CUDA", "UNJAM_JOBS", "UNJAM_TEST_SEED", "UNJAM_TEST_UCX", "UNJAM_TEST_NET_PLUGIN",
+      "UNJAM_FUZZ_SEEDS", "UNJAM_UPDATE_DOCS"};
   return kNames;
 }
 
