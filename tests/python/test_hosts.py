@@ -97,6 +97,68 @@ def test_ranks_of_one_process(harness):
         rank.ends()
 
 
+def in_the_heap():
+    with unjam.init_from_environment() as context:
+        world, rank, ranks = context.group(), context.rank, context.size
+        for count in (100, 50_000, 400_000):
+            memory = context.alloc(4 * count)
+            x = np.frombuffer(memory, dtype=np.float32)
+            for root in range(ranks):
+                x[:] = rank + 1
+                world.all_reduce(x, key="sum").wait(40)
+                assert (x == ranks * (ranks + 1) / 2).all()
+                x[:] = rank
+                world.broadcast(x, root=root, key="root").wait(40)
+                assert (x == root).all()
+            del x
+            memory.close()
+        peers = {peer["rank"]: (peer["host"], peer["carrier"]) for peer in context.info()["peers"]}
+        say(peers)
+
+
+def test_outputs_in_the_heap(harness):
+    """Peers of the same host store into them, others use slots. And info() says who is where."""
+    ranks = job(harness, (2, 2), in_the_heap, UNJAM_HEAP="16M")
+    for n, rank in enumerate(ranks):
+        for peer, (host, carrier) in rank.said().items():
+            assert host == f"host{int(peer) // 2}"
+            assert ("unjam-test" in carrier) == (int(peer) // 2 != n // 2)
+        rank.ends()
+
+
+def with_torch(rank, port):
+    import torch
+    import torch.distributed as dist
+
+    import unjam.torch
+
+    where = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("unjam", init_method=where, rank=rank, world_size=4)
+    x = torch.full((1000,), float(rank + 1))
+    dist.all_reduce(x)
+    assert (x == 10).all()
+    parts = [torch.zeros(5) for _ in range(4)]
+    dist.all_gather(parts, torch.full((5,), float(rank)))
+    assert [int(part[0]) for part in parts] == [0, 1, 2, 3]
+    dist.destroy_process_group()
+    say(unjam.torch.__name__)
+
+
+def test_torch(harness):
+    """CPU tensors; the job's id comes by torch's store."""
+    pytest.importorskip("torch")
+    port = hosts_tools.free_port()
+    ranks = []
+    for n, place in enumerate(hosts_tools.places((2, 2))):
+        for name in ("UNJAM_ID", "UNJAM_RANK", "UNJAM_RANKS"):
+            del place[name]
+        place.update(hosts_tools.carrier("plugin"))
+        ranks.append(harness.start_with_torch(with_torch, n, port, name=f"rank {n}", **place))
+    for rank in ranks:
+        assert rank.said(120) == "unjam.torch"
+        rank.ends()
+
+
 def program(seed, iterations, device_sync):
     """The paper's program 1 or 2: all-reduces on 8 keys, on each rank in orders of its own."""
     from unjam import programs

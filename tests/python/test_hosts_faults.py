@@ -68,7 +68,8 @@ def test_killed_process(harness, by):
         rank.do("call('all_reduce', 'beside', count=100000, on=rest)")
     ranks[1].process.signal(signal.SIGKILL)
     for rank in left:
-        lost(rank, "k", 1, "host1")
+        message = lost(rank, "k", 1, "host1")
+        assert message in rank.do("str(context.async_error())")
     assert summed(left, "beside") == [8e5] * 3
     for rank in left:
         kind, message = rank.fails("call('all_reduce', 'next')")
