@@ -264,8 +264,7 @@ bool World::meet_pairs(std::unique_lock<std::mutex>& lock) {
   if (network_ != nullptr) {
     Log::process().say(LogLevel::kInfo, log_rank(), [&] {
       return "job on " + std::to_string(hosts_.size()) + " hosts, this is " +
-             hosts_[host_index(me_)] +
-             "; carrier: " + network_->title();
+             hosts_[host_index(me_)] + "; carrier: " + network_->title();
     });
   }
   return true;

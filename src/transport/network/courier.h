@@ -103,7 +103,9 @@ class Courier final : public FabricSink {
   // ---- for lanes of a rank here ----
 
   bool is_here(std::uint32_t rank) const { return process_of_[rank] == self_; }
-  bool is_remote(std::uint32_t rank) const { return !is_here(rank) && process_of_[rank] != kBeside; }
+  bool is_remote(std::uint32_t rank) const {
+    return !is_here(rank) && process_of_[rank] != kBeside;
+  }
   // Device's posted(). False: the peer is on this host.
   bool posted(std::uint32_t rank, std::uint32_t lane, std::uint32_t peer,
               const PublishedWord& word);
