@@ -125,7 +125,7 @@ Figures run_round(const Options& o) {
   unjam::fill_random(config.secret.data(), config.secret.size());
   config.root_address = config.door = local;
   config.job_ranks = o.agents * o.ranks;
-  config.settings = "UNJAM_LANES=2, UNJAM_ESCAPE_SLOTS=5";
+  config.settings = "UNJAM_LANES=2, UNJAM_GUARANTEED_SLOTS=5";
   std::atomic<std::uint32_t> asker{unjam::kNoAgent};
   const auto make = [&](std::uint32_t i) {
     config.root = i == 0;

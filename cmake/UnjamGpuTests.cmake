@@ -16,7 +16,7 @@ set(UNJAM_GPU_TEST_ARCHITECTURES "90a-real" CACHE STRING "GPUs to build the GPU 
 file(GLOB gpu_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cu"
                                     "${PROJECT_SOURCE_DIR}/bench/*.cu"
                                     "${PROJECT_SOURCE_DIR}/bench/*/*.cu")
-set(gpu_tests_inside leaf_check torn_lines written)
+set(gpu_tests_inside copy_start leaf_check torn_lines written)
 set(gpu_tests_with_library written)
 set(gpu_test_targets)
 foreach(source ${gpu_tests})
@@ -61,5 +61,7 @@ target_link_libraries(gpu_written PRIVATE ${CMAKE_DL_LIBS})
 add_custom_command(TARGET gpu_written POST_BUILD COMMAND ${CMAKE_COMMAND} -E create_symlink
   ../libunjam_cuda.so "${PROJECT_BINARY_DIR}/gpu/libunjam_cuda.so")
 target_sources(gpu_torn_lines PRIVATE "${PROJECT_SOURCE_DIR}/src/device/cuda/host/cuda_arena.cc")
+target_sources(gpu_copy_start PRIVATE "${PROJECT_SOURCE_DIR}/src/device/cuda/host/copy_thread.cc"
+                                      "${PROJECT_SOURCE_DIR}/src/device/cuda/host/first_launch.cc")
 configure_file("${PROJECT_SOURCE_DIR}/tests/gpu/run_all.sh" "${PROJECT_BINARY_DIR}/gpu/run_all.sh" COPYONLY)
 add_custom_target(gpu_tests DEPENDS ${gpu_test_targets})

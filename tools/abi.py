@@ -72,6 +72,7 @@ def parse(text: str) -> Header:
     numbers = dict(re.findall(r"^#define UNJAM_(\w+) (\d+)$", text, flags=re.M))
     code = re.sub(r"/\*.*?\*/", " ", text, flags=re.S).replace("\\\n", " ")
     code = re.sub(r"^\s*#.*$", " ", code, flags=re.M)
+    code = re.sub(r"UNJAM_RENAMED\((.*?), (\w+), \w+\)", r"\1 \2", code)
     enums = {
         name: re.findall(r"UNJAM_(\w+) = (-?\d+)", body)
         for body, name in re.findall(r"typedef enum \{(.*?)\} (\w+);", code, flags=re.S)

@@ -50,7 +50,7 @@ KNOW_NO_ALGORITHM = (
 )
 ALGORITHM_ROW = re.compile(r'^\s*\{"(\w+)", \w+_serves,', re.MULTILINE)
 # English words, too: these are an algorithm's name in front of such a word.
-ENGLISH = {"ring", "direct"}
+ENGLISH = {"ring"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".c"}

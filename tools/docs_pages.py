@@ -69,7 +69,9 @@ def _pieces(header: str) -> list[Piece]:
         if line.startswith("/*"):
             while "*/" not in lines[i]:
                 i += 1
-        elif re.match(r"(UNJAM_API|typedef|#define UNJAM_(?!\w+_H_|API))", line):
+        elif re.match(
+            r"(UNJAM_API|typedef|#define UNJAM_(?!\w+_H_|API|FORMER_NAME|RENAMED))", line
+        ):
             depth = 0
             while True:
                 depth += lines[i].count("{") - lines[i].count("}")
@@ -298,9 +300,13 @@ def environment_page(text: str) -> str:
 # Of each page: the algorithm's name for --algorithm, the kind whose steps are drawn, and the kinds
 # with numbers.
 ALGORITHM_PAGES: dict[str, tuple[str, str, list[str]]] = {
-    "direct": ("direct", "all_reduce", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]),
+    "one-shot": (
+        "one_shot",
+        "all_reduce",
+        ["all_reduce", "all_gather", "reduce_scatter", "broadcast"],
+    ),
     "two-shot": ("two_shot", "all_reduce", ["all_reduce"]),
-    "mesh": ("mesh", "all_reduce", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]),
+    "rsag": ("rsag", "all_reduce", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]),
     "ring": ("ring", "all_reduce", ["all_reduce", "all_gather", "reduce_scatter"]),
     "chain": ("chain", "broadcast", ["broadcast", "reduce"]),
     "pairwise": ("pairwise", "all_to_all", ["all_to_all", "gather", "scatter"]),

@@ -1,9 +1,9 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
 Layers of #include, pages that are named and not there, links and lengths of pages, one version
-everywhere, comments, subjects of commits, clang-format, ruff (check and format), the site where
-`make docs` has been run, clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix
-formats instead of complaining (make format).
+everywhere, comments, lengths of functions, subjects of commits, clang-format, ruff (check and
+format), the site where `make docs` has been run, clang-tidy. Versions of the tools are pinned in
+pyproject.toml. --fix formats instead of complaining (make format).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import abi
 import check_comments
 import check_commits
 import check_docs
+import check_functions
 import check_layers
 import check_pages
 import cuda_toolchain
@@ -140,6 +141,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     steps = [
         ("layers", check_layers.main),
         ("comments", check_comments.main),
+        ("functions", check_functions.main),
         ("abi", abi.check),
         ("pages", check_pages.main),
         ("docs", check_docs.main),

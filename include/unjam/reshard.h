@@ -139,8 +139,8 @@ typedef struct {
  * key: a use of the key in the group, as of any collective, and the runs under one key come one
  * after the other; the bundles have keys of their own, "<key> bundle <number>", for sends and
  * receives. Runs under other keys, and other collectives, may be in another order on every rank.
- * options: may be NULL; alike is agreed on too; no stream and no algorithm. Packing, unpacking and
- * copies are the work of a thread that lives as long as the run. Staging memory is at most
+ * options: may be NULL; match_text is agreed on too; no stream and no algorithm. Packing, unpacking
+ * and copies are the work of a thread that lives as long as the run. Staging memory is at most
  * max_bytes, and none where a bundle lies in one piece in a tensor.
  *
  * UNJAM_ERROR_INVALID_ARGUMENT: a part is missing, is not as planned, or the memory of a

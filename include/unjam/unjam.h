@@ -38,6 +38,18 @@
 #define UNJAM_API
 #endif
 
+/* What was renamed keeps its former name, of which a compiler warns. Fields: both are one. */
+#if defined(__GNUC__)
+#define UNJAM_FORMER_NAME(now) __attribute__((deprecated("it is called " #now)))
+#else
+#define UNJAM_FORMER_NAME(now)
+#endif
+#define UNJAM_RENAMED(type, now, former) \
+  union {                                \
+    type now;                            \
+    type former UNJAM_FORMER_NAME(now);  \
+  }
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -166,20 +178,21 @@ typedef enum { UNJAM_DEVICE_HOST = 0, UNJAM_DEVICE_CUDA = 1 } unjamDevice_t;
 typedef struct {
   size_t size;
   uint32_t version;
-  int32_t policy;             /* unjamPolicy_t, -1: default */
-  int32_t order;              /* unjamOrder_t, -1: default */
-  uint32_t lanes;             /* (*) blocks a rank, 1..32; default 1 on the host, 32 on CUDA;
-                                 fewer if unjamInitAll has ranks share a device */
-  uint32_t block_threads;     /* threads a block; host 1..16, default 1; CUDA a multiple of 64, 128
-                                 to 512, the default */
-  uint32_t max_active_keys;   /* (*) keys with an invocation under way at a time; default 512, on
-                                 CUDA 64 */
-  uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5, on CUDA
-                                 4 */
-  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192, on CUDA 74944 (two
-                                 ranks: 149824), about twice as many with 16 lanes and fewer, four
-                                 times with 8 and fewer */
-  uint32_t borrow_slots;   /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
+  int32_t policy;           /* unjamPolicy_t, -1: default */
+  int32_t order;            /* unjamOrder_t, -1: default */
+  uint32_t lanes;           /* (*) blocks a rank, 1..32; default 1 on the host, 32 on CUDA;
+                               fewer if unjamInitAll has ranks share a device */
+  uint32_t block_threads;   /* threads a block; host 1..16, default 1; CUDA a multiple of 64, 128
+                               to 512, the default */
+  uint32_t max_active_keys; /* (*) keys with an invocation under way at a time; default 512, on
+                               CUDA 64 */
+  /* (*) guaranteed slots of a connector, at least 2; default 5, on CUDA 4 */
+  UNJAM_RENAMED(uint32_t, guaranteed_slots, escape_slots);
+  /* (*) bytes of one, multiple of 64; default 8192, on CUDA 74944 (two ranks: 149824), about twice
+   * as many with 16 lanes and fewer, four times with 8 and fewer */
+  UNJAM_RENAMED(uint32_t, guaranteed_slot_bytes, escape_slot_bytes);
+  /* (*) larger slots, of a pool that all keys of a (peer, lane) share; -1 = none */
+  UNJAM_RENAMED(uint32_t, pool_slots, borrow_slots);
   uint32_t spin_head;      /* polls granted to the head of the task queue */
   uint32_t spin_base;      /* polls granted at least; the fixed policy's threshold */
   uint32_t spin_boost;     /* factor on success; default 20 */
@@ -203,8 +216,8 @@ typedef struct {
 
 /* clang-format off */
 #define UNJAM_CONFIG_INITIALIZER                                                                 \
-  {sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, \
-   0, 0, 0, -1, -1, 0}
+  {sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, {0}, {0}, {0}, 0, 0, 0, 0, 0, 0, 0, 0,  \
+   -1, 0, 0, 0, 0, -1, -1, 0}
 /* clang-format on */
 
 /* ---- contexts ---- */
@@ -343,7 +356,8 @@ typedef enum {
   UNJAM_STREAM_SYNC = 2
 } unjamStreamOrder_t;
 
-#define UNJAM_ALIKE_BYTES 48
+#define UNJAM_MATCH_TEXT_BYTES 48
+#define UNJAM_ALIKE_BYTES UNJAM_MATCH_TEXT_BYTES /* its former name */
 /* May be NULL (all defaults). Size-versioned as the configuration. */
 typedef struct {
   size_t size;
@@ -353,18 +367,18 @@ typedef struct {
   void* user;
   void* stream; /* CUDA: a cudaStream_t of the rank's device; NULL: the legacy default one */
   int32_t stream_order; /* unjamStreamOrder_t; the host device takes UNJAM_STREAM_NONE only */
-  /* What else the caller wants all ranks to agree on, as a text of at most UNJAM_ALIKE_BYTES - 1
-   * bytes; NULL and "": nothing. A part of the call as its kind, count and data type are: ranks
+  /* What else the caller wants all ranks to agree on, as a text of at most UNJAM_MATCH_TEXT_BYTES -
+   * 1 bytes; NULL and "": nothing. A part of the call as its kind, count and data type are: ranks
    * that give different texts get UNJAM_ERROR_MISMATCH, whose message has both. Copied. For callers
    * whose data mean more than unjam knows: bool that travels as uint8, say. */
-  const char* alike;
+  UNJAM_RENAMED(const char*, match_text, alike);
   /* The call's algorithm by its name, as UNJAM_ALGORITHM takes it; NULL and "auto": as the
-   * configuration says. A part of the call, as `alike` is: give the same on all ranks. One that
-   * does not serve the kind is refused with the names of those that do. */
+   * configuration says. A part of the call, as `match_text` is: give the same on all ranks. One
+   * that does not serve the kind is refused with the names of those that do. */
   const char* algorithm;
 } unjamCallOptions_t;
 #define UNJAM_CALL_OPTIONS_INITIALIZER \
-  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL, NULL}
+  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, {NULL}, NULL}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise
@@ -492,7 +506,11 @@ UNJAM_API unjamResult_t unjamStreamWait(unjamRequest_t request, void* stream);
 /* Calls `callback` when the invocation is complete, as a callback given with the call; if it is
  * complete already, at once in this thread. For a request that has no callback yet: else
  * UNJAM_ERROR_INVALID_USAGE. A call without callback completes faster: nobody has to be woken. */
-UNJAM_API unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user);
+UNJAM_API unjamResult_t unjamOnComplete(unjamRequest_t request, unjamCallback_t callback,
+                                        void* user);
+/* Its former name. */
+UNJAM_API unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user)
+    UNJAM_FORMER_NAME(unjamOnComplete);
 /* The message of an invocation that failed; "" else. Valid until the request is freed. */
 UNJAM_API const char* unjamRequestError(unjamRequest_t request);
 /* Frees the handle; a pending invocation goes on. */
@@ -513,7 +531,7 @@ typedef struct {
   uint64_t spins;         /* failed polls */
   uint64_t slices;        /* primitive executions that moved data */
   uint64_t bytes_sent;
-  uint64_t borrowed;        /* slices that went through a borrowed slot */
+  uint64_t borrowed;        /* slices that went through a pool slot */
   uint64_t starts;          /* engine starts, all lanes */
   uint64_t quits;           /* voluntary quits, all lanes */
   uint64_t residency_quits; /* of which: because the longest stay was over */

@@ -32,7 +32,7 @@ VERSION_PATCH = 0
 VERSION = VERSION_MAJOR * 10000 + VERSION_MINOR * 100 + VERSION_PATCH
 
 UNIQUE_ID_BYTES = 128
-ALIKE_BYTES = 48
+MATCH_TEXT_BYTES = 48
 
 # unjamResult_t
 SUCCESS = 0
@@ -128,9 +128,9 @@ class Config(Structure):
         ("lanes", c_uint32),
         ("block_threads", c_uint32),
         ("max_active_keys", c_uint32),
-        ("escape_slots", c_uint32),
-        ("escape_slot_bytes", c_uint32),
-        ("borrow_slots", c_uint32),
+        ("guaranteed_slots", c_uint32),
+        ("guaranteed_slot_bytes", c_uint32),
+        ("pool_slots", c_uint32),
         ("spin_head", c_uint32),
         ("spin_base", c_uint32),
         ("spin_boost", c_uint32),
@@ -161,7 +161,7 @@ class CallOptions(Structure):
         ("user", c_void_p),
         ("stream", c_void_p),
         ("stream_order", c_int32),
-        ("alike", c_char_p),
+        ("match_text", c_char_p),
         ("algorithm", c_char_p),
     ]
 
@@ -459,6 +459,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamWait": (c_int, [Handle, c_int64]),
     "unjamTest": (c_int, [Handle, POINTER(c_int)]),
     "unjamStreamWait": (c_int, [Handle, c_void_p]),
+    "unjamOnComplete": (c_int, [Handle, c_void_p, c_void_p]),
     "unjamOnDone": (c_int, [Handle, c_void_p, c_void_p]),
     "unjamRequestError": (c_char_p, [Handle]),
     "unjamRequestFree": (c_int, [Handle]),

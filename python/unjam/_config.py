@@ -6,6 +6,8 @@ import ctypes
 import difflib
 import functools
 import operator
+import sys
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +28,15 @@ def algorithms() -> dict[str, int]:
     return {name: number for number, name in enumerate(variable["type"].split("|"), -1)}
 
 
+def number_of_algorithm(name: str) -> int | None:
+    """The number of an algorithm by its name, or, with a warning, a former one; None: no name."""
+    known = algorithms()
+    if name in _FORMER_ALGORITHMS:
+        _warn_of_name(name, _FORMER_ALGORITHMS[name])
+        name = _FORMER_ALGORITHMS[name]
+    return known.get(name)
+
+
 # Fields whose values have names. -1 leaves the field to the environment, then to the default.
 _NAMED: dict[str, dict[str, int]] = {
     "policy": {"adaptive": 0, "fixed": 1, "hold": 2},
@@ -36,10 +47,17 @@ _HEADER = ("size", "version")
 _FIELDS: dict[str, Any] = {
     str(field[0]): field[1] for field in _abi.Config._fields_ if field[0] not in _HEADER
 }
+# What settings were called, and are.
+_FORMER = {
+    "escape_slots": "guaranteed_slots",
+    "escape_slot_bytes": "guaranteed_slot_bytes",
+    "borrow_slots": "pool_slots",
+}
+_FORMER_ALGORITHMS = {"direct": "one_shot", "mesh": "rsag"}
 # Signed fields where -1 means "default".
 _SIGNED = ("device_index",)
 # Unsigned fields where 0 means "default" and all ones mean "none".
-_NONE_ALLOWED = ("borrow_slots", "report_ms", "timeout_ms", "heap_bytes")
+_NONE_ALLOWED = ("pool_slots", "report_ms", "timeout_ms", "heap_bytes")
 
 
 def field_names() -> tuple[str, ...]:
@@ -52,7 +70,7 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
 
     Args:
         settings: field name → value. ``policy``, ``order``, ``algorithm`` and ``device`` take
-            names; a value of None is the same as not giving it; ``borrow_slots=0`` means none.
+            names; a value of None is the same as not giving it; ``pool_slots=0`` means none.
 
     Raises:
         InvalidType: a name that is no field, or a value that is not an integer.
@@ -63,7 +81,12 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
     config.size = ctypes.sizeof(_abi.Config)
     config.version = _abi.VERSION
     config.policy = config.order = config.algorithm = config.device = config.device_index = -1
-    for name, value in settings.items():
+    for given, value in settings.items():
+        name = _FORMER.get(given, given)
+        if name != given:
+            if name in settings:
+                raise InvalidArgument(f"{given} is now called {name}: leave out the former name")
+            _warn_of_name(given, name)
         if name not in _FIELDS:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
             cure = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_FIELDS)}"
@@ -73,13 +96,23 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
     return config
 
 
+def _warn_of_name(former: str, name: str) -> None:
+    """Python tells of it at the first line outside this package, once a line."""
+    frame, level = sys._getframe(), 1
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{former} is now called {name}", DeprecationWarning, stacklevel=level)
+
+
 def _value(name: str, value: Any) -> int:
     names = algorithms() if name == "algorithm" else _NAMED.get(name)
     if names is not None:
         if isinstance(value, str):
-            if value not in names:
+            number = number_of_algorithm(value) if name == "algorithm" else names.get(value)
+            if number is None:
                 raise InvalidArgument(f"{name}={value!r}: use one of {', '.join(names)}")
-            return names[value]
+            return number
         if value in names.values() and not isinstance(value, bool):
             return int(value)
         raise InvalidArgument(f"{name}={value!r}: use one of {', '.join(names)}")

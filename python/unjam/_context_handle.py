@@ -186,7 +186,7 @@ class ContextHandle:
             if keep is not None and not done.value:
                 number = _completion.register(_completion.Remains(self, keep))
                 # Where that fails, the buffers stay until the context is closed.
-                lib.unjamOnDone(handle, _completion.ADDRESS, number)
+                lib.unjamOnComplete(handle, _completion.ADDRESS, number)
             lib.unjamRequestFree(handle)
         finally:
             self._leave()

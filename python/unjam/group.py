@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     # What a user reads of a group's context is all of it; see test_imports.py.
     from .context import Context
 
-OnDone = Callable[[Request], object]
+OnComplete = Callable[[Request], object]
 
 
 class Group:

@@ -38,7 +38,7 @@ _COUNTERS = {
     "failed_polls": ("spins", "Polls that found nothing: time spent in waiting"),
     "context_loads": ("context_loads", "Contexts of calls loaded into an engine"),
     "context_saves": ("context_saves", "Contexts of calls saved"),
-    "borrowed_slices": ("borrowed", "Slices that went through a borrowed slot"),
+    "borrowed_slices": ("borrowed", "Slices that went through a pool slot"),
     "engine_starts": ("starts", "Engine starts"),
     "engine_quits": ("quits", "Voluntary quits of an engine"),
     "engine_idle_quits": ("idle_quits", "Quits because nothing was pending"),

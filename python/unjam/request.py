@@ -326,7 +326,7 @@ class Request:
             return
         number = _completion.register(self)
         try:
-            code = library().unjamOnDone(self._handle, _completion.ADDRESS, number)
+            code = library().unjamOnComplete(self._handle, _completion.ADDRESS, number)
             if code:
                 check(code)
         except BaseException:

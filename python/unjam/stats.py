@@ -23,7 +23,7 @@ class Stats:
         spins: failed polls.
         slices: executions of a primitive that moved data.
         bytes_sent: payload sent to peers.
-        borrowed: slices that went through a borrowed slot.
+        borrowed: slices that went through a pool slot.
         starts: engine starts.
         quits: voluntary quits of an engine.
         residency_quits: those of them because the longest stay was over.

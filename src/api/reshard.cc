@@ -206,9 +206,10 @@ void take_options(const unjamCallOptions_t* options, unjam::ReshardCall* call) {
   if (options->algorithm != nullptr && options->algorithm[0] != '\0') {
     refuse("options: a run has no algorithm: the plan says who sends what");
   }
-  if (options->alike != nullptr) call->alike = options->alike;
-  if (call->alike.size() >= UNJAM_ALIKE_BYTES) {
-    refuse("options: alike is longer than " + std::to_string(UNJAM_ALIKE_BYTES - 1) + " bytes");
+  if (options->match_text != nullptr) call->match_text = options->match_text;
+  if (call->match_text.size() >= UNJAM_MATCH_TEXT_BYTES) {
+    refuse("options: match_text is longer than " + std::to_string(UNJAM_MATCH_TEXT_BYTES - 1) +
+           " bytes");
   }
   call->priority = options->priority;
   call->callback = options->callback;

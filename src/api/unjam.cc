@@ -129,12 +129,12 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
                                          ": call with a size of 0 to learn the size needed");
 }
 
-unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
+unjamResult_t apply_options(const unjamCallOptions_t* options, int rank, Call& call) {
   if (options == nullptr) return UNJAM_SUCCESS;
-  // Version 0.1.0's ended before `stream`, later ones before `alike` and `algorithm`.
+  // Version 0.1.0's ended before `stream`, later ones before `match_text` and `algorithm`.
   if (options->size != sizeof(unjamCallOptions_t) &&
       options->size != offsetof(unjamCallOptions_t, algorithm) &&
-      options->size != offsetof(unjamCallOptions_t, alike) &&
+      options->size != offsetof(unjamCallOptions_t, match_text) &&
       options->size != offsetof(unjamCallOptions_t, stream)) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT,
                 "unjamCallOptions_t has an unknown size: initialise it with "
@@ -146,9 +146,9 @@ unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT, "stream_order is " + std::to_string(o.stream_order) +
                                                   ": give a value of unjamStreamOrder_t");
   }
-  if (o.alike != nullptr && !call.signature.set_alike(o.alike)) {
-    return fail(UNJAM_ERROR_INVALID_ARGUMENT, "alike has more than " +
-                                                  std::to_string(UNJAM_ALIKE_BYTES - 1) +
+  if (o.match_text != nullptr && !call.signature.set_match_text(o.match_text)) {
+    return fail(UNJAM_ERROR_INVALID_ARGUMENT, "match_text has more than " +
+                                                  std::to_string(UNJAM_MATCH_TEXT_BYTES - 1) +
                                                   " bytes: give a shorter text, or a hash of it");
   }
   if (o.algorithm != nullptr) {
@@ -157,6 +157,7 @@ unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, std::string("unknown algorithm '") + o.algorithm +
                                                     "': use one of " + unjam::algorithm_choices());
     }
+    unjam::warn_of_former_algorithm(o.algorithm, rank);
     call.signature.algorithm = static_cast<std::int8_t>(*number);
   }
   call.priority = o.priority;
@@ -171,7 +172,8 @@ unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
                      const unjamCallOptions_t* options, unjamRequest_t* request) {
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
-    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    const int rank = group->context->rank();
+    if (unjamResult_t r = apply_options(options, rank, call); r != UNJAM_SUCCESS) return r;
     return finish(group->context->submit(*group, key, call, request));
   });
 }
@@ -208,7 +210,8 @@ unjamResult_t transfer(unjamGroup_t group, const char* key, const void* send, vo
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
     Call call = make_call(Kind::kSendRecv, send, recv, count, dtype, UNJAM_SUM, 0);
-    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    const int rank = group->context->rank();
+    if (unjamResult_t r = apply_options(options, rank, call); r != UNJAM_SUCCESS) return r;
     return finish(group->context->transfer(*group, key, call, peer, sends, request));
   });
 }
@@ -678,7 +681,8 @@ unjamResult_t unjamRunWithOptions(unjamCollective_t collective, const void* send
     Call call;
     call.signature = collective->signature;
     call.signature.count = count;
-    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    const int rank = collective->group->context->rank();
+    if (unjamResult_t r = apply_options(options, rank, call); r != UNJAM_SUCCESS) return r;
     call.send = send;
     call.recv = recv;
     call.priority = collective->priority;
@@ -722,12 +726,16 @@ unjamResult_t unjamTest(unjamRequest_t request, int* done) {
   });
 }
 
-unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user) {
+unjamResult_t unjamOnComplete(unjamRequest_t request, unjamCallback_t callback, void* user) {
   return guarded([&] {
     if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
     if (callback == nullptr) return null_argument("callback");
-    return finish(request->context->on_done(*request, callback, user));
+    return finish(request->context->on_complete(*request, callback, user));
   });
+}
+
+unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user) {
+  return unjamOnComplete(request, callback, user);
 }
 
 unjamResult_t unjamStreamWait(unjamRequest_t request, void* stream) {
@@ -886,7 +894,7 @@ unjamResult_t unjamPlanCheckOnHosts(unjamKind_t kind, unjamDataType_t dtype, unj
     r.hosts = hosts ? &*hosts : nullptr;
     unjam::PlanLimits limits;
     limits.lanes = static_cast<std::uint16_t>(lanes);
-    limits.escape_slots = static_cast<std::uint32_t>(slots);
+    limits.guaranteed_slots = static_cast<std::uint32_t>(slots);
     std::optional<unjam::Algorithm> a;
     if (algorithm >= 0) a = static_cast<unjam::Algorithm>(algorithm);
     bool ok = false;

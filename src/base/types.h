@@ -64,8 +64,8 @@ UNJAM_HD constexpr std::uint32_t payload_bytes(Protocol p, std::uint32_t slot_by
 // A row of plan/registry.h: what has a name here is what code asks for by name.
 enum class Algorithm : std::uint8_t {
   kRing,
-  kDirect,
-  kMesh,
+  kOneShot,
+  kRsag,
   kPairwise,
   kTwoShot,
   kChain,

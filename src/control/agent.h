@@ -164,7 +164,10 @@ class Agent : private Watcher {
   bool take_seat(Link& link, const Frame& frame, std::string& error);
   bool take_attach(Link& link, const Frame& frame, std::string& error);
   bool take_attach_again(Link& link, const AttachMessage& m, std::string& error);
+  bool take_attached(Link& link, const Frame& frame);
   bool take_joins(Link& link, const Frame& frame, std::string& error);
+  bool take_failed(const Link& link, const Frame& frame);
+  bool take_turned_away(Link& link, const Frame& frame);
   bool take_table(Link& link, const Frame& frame, std::string& error);
   bool take_gone(Link& link, const Frame& frame, std::string& error);
   bool take_question(Link& link, const Frame& frame, std::string& error);

@@ -24,18 +24,7 @@ bool Agent::take(Link& link, const Frame& frame, std::string& error) {
       if (link.purpose == Purpose::kStranger) return take_attach(link, frame, error);
       break;
     case AgentMessageType::kAttached:
-      if (from_parent && !link.attached) {
-        AttachedMessage m;
-        if (!m.decode(frame.payload) || !fits(m.gone_agents, m.gone_ranks)) break;
-        link.attached = true;
-        lost_parent_ = kNoAgent;
-        rejoin_deadline_ns_ = 0;
-        retry_wait_ns_ = 0;
-        tell_missed(link, m);
-        merge(m.gone_agents, m.gone_ranks, &link);
-        check_done();
-        return true;
-      }
+      if (from_parent && !link.attached && take_attached(link, frame)) return true;
       break;
     case AgentMessageType::kJoins:
       if (from_child && (meeting || state_ == State::kAttaching)) {
@@ -43,16 +32,9 @@ bool Agent::take(Link& link, const Frame& frame, std::string& error) {
       }
       if (from_child && state_ == State::kFailed) return true;
       break;
-    case AgentMessageType::kFailed: {
-      AgentFailedMessage m;
-      if (!m.decode(frame.payload)) break;
-      if (from_child) {
-        fail_all(m.text);
-      } else if (link.purpose == Purpose::kSeat || (from_parent && state_ != State::kRunning)) {
-        fail(m.text);
-      }
-      return true;
-    }
+    case AgentMessageType::kFailed:
+      if (take_failed(link, frame)) return true;
+      break;
     case AgentMessageType::kTable:
       if (from_parent && meeting) return take_table(link, frame, error);
       break;
@@ -81,19 +63,48 @@ bool Agent::take(Link& link, const Frame& frame, std::string& error) {
         return true;
       }
       break;
-    case AgentMessageType::kTurnedAway: {
-      TurnedAwayMessage m;
-      if (!from_parent || link.attached || !m.decode(frame.payload)) break;
-      if (m.gone && state_ == State::kRunning) {
-        cut_off(m.text);
-      } else {
-        lose(link, m.text);
-      }
-      return true;
-    }
+    case AgentMessageType::kTurnedAway:
+      if (from_parent && !link.attached && take_turned_away(link, frame)) return true;
+      break;
   }
   error = "a message of type " + std::to_string(frame.type) + " that has no place here";
   return false;
+}
+
+bool Agent::take_attached(Link& link, const Frame& frame) {
+  AttachedMessage m;
+  if (!m.decode(frame.payload) || !fits(m.gone_agents, m.gone_ranks)) return false;
+  link.attached = true;
+  lost_parent_ = kNoAgent;
+  rejoin_deadline_ns_ = 0;
+  retry_wait_ns_ = 0;
+  tell_missed(link, m);
+  merge(m.gone_agents, m.gone_ranks, &link);
+  check_done();
+  return true;
+}
+
+bool Agent::take_failed(const Link& link, const Frame& frame) {
+  AgentFailedMessage m;
+  if (!m.decode(frame.payload)) return false;
+  const bool from_parent = link.purpose == Purpose::kParent;
+  if (link.purpose == Purpose::kChild) {
+    fail_all(m.text);
+  } else if (link.purpose == Purpose::kSeat || (from_parent && state_ != State::kRunning)) {
+    fail(m.text);
+  }
+  return true;
+}
+
+bool Agent::take_turned_away(Link& link, const Frame& frame) {
+  TurnedAwayMessage m;
+  if (!m.decode(frame.payload)) return false;
+  if (m.gone && state_ == State::kRunning) {
+    cut_off(m.text);
+  } else {
+    lose(link, m.text);
+  }
+  return true;
 }
 
 bool Agent::take_enter(Link& link, const Frame& frame, std::string& error) {

@@ -274,6 +274,70 @@ std::string called_instead(int rank, const PendingCall& call,
   return text;
 }
 
+namespace {
+
+// A call of `rank` that has not ended, and what its engines wait for.
+void write_pending(JsonWriter& w, const PendingCall& p, int rank,
+                   const std::vector<RankSnapshot>& ranks) {
+  w.begin_object()
+      .field("group", p.call.group)
+      .field("key", p.call.key)
+      .field("n", p.call.n)
+      .field("what", p.signature)
+      .field("age_ms", p.age_ms);
+  write_ranks(w, "not_called_by", missing_ranks(p, ranks));
+  write_ranks(w, "called_by", calling_ranks(p, ranks));
+  w.field("instead", called_instead(rank, p, ranks)).key("engines").begin_array();
+  for (const EngineWait& e : p.engines) {
+    w.begin_object().field("lane", e.lane).field("waits_for", name_of(e.what));
+    if (e.what == EngineWait::kTurn) w.field("n", e.n);
+    if (e.what == EngineWait::kData || e.what == EngineWait::kRoom) {
+      w.key("rank");
+      if (e.rank < 0) {
+        w.null();
+      } else {
+        w.value(e.rank);
+      }
+      w.field("since_ms", e.since_ms);
+    }
+    w.end_object();
+  }
+  w.end_array().end_object();
+}
+
+void write_snapshot(JsonWriter& w, const RankSnapshot& r, const std::vector<RankSnapshot>& ranks,
+                    const std::vector<WaitEdge>& edges) {
+  w.begin_object().field("rank", r.rank).field("holds", r.holds);
+  w.key("lacks_memory");
+  if (r.lacks.empty()) {
+    w.null();
+  } else {
+    w.value(r.lacks);
+  }
+  w.key("running");
+  const auto running =
+      std::find_if(r.running.begin(), r.running.end(), [](int i) { return i >= 0; });
+  if (running == r.running.end()) {
+    w.null();
+  } else {
+    write_call(w, r.pending[static_cast<std::size_t>(*running)].call);
+  }
+  w.key("pending").begin_array();
+  for (const PendingCall& p : r.pending) write_pending(w, p, r.rank, ranks);
+  w.end_array();
+  std::set<int> waits;
+  for (const PendingCall& p : r.pending) {
+    for (const int m : missing_ranks(p, ranks)) waits.insert(m);
+  }
+  for (const WaitEdge& e : edges) {
+    if (e.rank == r.rank) waits.insert(e.waits_for);
+  }
+  write_ranks(w, "waits_for", waits);
+  w.end_object();
+}
+
+}  // namespace
+
 std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vector<WaitEdge>& edges,
                          const std::vector<WaitCycle>& cycles,
                          const std::vector<AbsentRank>& absent) {
@@ -281,59 +345,7 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
   const std::vector<const RankSnapshot*> all = present(ranks, absent);
   w.begin_object().key("ranks").begin_array();
   for (const RankSnapshot* rank : told_of(all, ranks, cycles)) {
-    const RankSnapshot& r = *rank;
-    w.begin_object().field("rank", r.rank).field("holds", r.holds);
-    w.key("lacks_memory");
-    if (r.lacks.empty()) {
-      w.null();
-    } else {
-      w.value(r.lacks);
-    }
-    w.key("running");
-    const auto running =
-        std::find_if(r.running.begin(), r.running.end(), [](int i) { return i >= 0; });
-    if (running == r.running.end()) {
-      w.null();
-    } else {
-      write_call(w, r.pending[static_cast<std::size_t>(*running)].call);
-    }
-    w.key("pending").begin_array();
-    for (const PendingCall& p : r.pending) {
-      w.begin_object()
-          .field("group", p.call.group)
-          .field("key", p.call.key)
-          .field("n", p.call.n)
-          .field("what", p.signature)
-          .field("age_ms", p.age_ms);
-      write_ranks(w, "not_called_by", missing_ranks(p, ranks));
-      write_ranks(w, "called_by", calling_ranks(p, ranks));
-      w.field("instead", called_instead(r.rank, p, ranks)).key("engines").begin_array();
-      for (const EngineWait& e : p.engines) {
-        w.begin_object().field("lane", e.lane).field("waits_for", name_of(e.what));
-        if (e.what == EngineWait::kTurn) w.field("n", e.n);
-        if (e.what == EngineWait::kData || e.what == EngineWait::kRoom) {
-          w.key("rank");
-          if (e.rank < 0) {
-            w.null();
-          } else {
-            w.value(e.rank);
-          }
-          w.field("since_ms", e.since_ms);
-        }
-        w.end_object();
-      }
-      w.end_array().end_object();
-    }
-    w.end_array();
-    std::set<int> waits;
-    for (const PendingCall& p : r.pending) {
-      for (const int m : missing_ranks(p, ranks)) waits.insert(m);
-    }
-    for (const WaitEdge& e : edges) {
-      if (e.rank == r.rank) waits.insert(e.waits_for);
-    }
-    write_ranks(w, "waits_for", waits);
-    w.end_object();
+    write_snapshot(w, *rank, ranks, edges);
   }
   w.end_array();
   if (all.size() > kMostExplained) {

@@ -1,26 +1,13 @@
-// How ranks that are called in different orders come to be at the same invocations.
-//
-// Ranks drift into step by stickiness (policy.h), but where each is at other invocations than its
-// peers, and what is in the queue is long or much, that takes long: each finds what the others have
-// sent ahead, a little at a time. So a lane that has seen disorder, and then hears nothing from its
-// peers for a while, puts what is in its queue into an order that all ranks would choose: by how
-// often the key was used, then by the seed, which is a hash. Nobody is asked, and peers that are
-// stuck as well do the same.
+// How ranks that are called in different orders come to be at the same invocations: a lane that has
+// seen disorder, and then hears nothing from its peers for EnginePolicy::order_after_us, puts what
+// is in its queue into an order that all ranks would choose, by how often the key was used, then by
+// the seed. Nobody is asked. Why it is a guess, and when it is worth it:
+// docs/internals/coming-together.md.
 //
 // Disorder: an invocation ends although one that is alike stands in front of it (and of those that
 // it was tried with): of the same kind, as short or long, among as many ranks, of which this one is
-// the same. That is a guess: the group may be another, or the one in front may not begin yet. Of
-// kinds whose data go one way it says nothing: who only sends is ahead of the others, and hears
-// nothing from them while all is well. Where ranks are called in one order disorder is rare, and
-// the order of the queue the better one: all ranks know it before they have all that is to be put
-// in order. So a lane only acts on it when it hears nothing, within one stay of its engine, for
-// EnginePolicy::order_after_us. (One that leaves sooner, as engines do where peers are not there at
-// all, has nobody to come together with.) In disorder it also takes in all newcomers, for the order
-// is to be one of all of them.
-//
-// Nobody waits for ever: what comes more than kOpenNs behind the first time that something was put
-// in order stays behind all that was, which is closed then. So what is in the queue is overtaken by
-// no more than comes in such a time.
+// the same. Nobody waits for ever: what comes more than kOpenNs behind the first time that
+// something was put in order stays behind all that was, which is closed then.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ class Batches : protected Passes<Dev> {
   // in none: it goes by slices.
   UNJAM_HD void fill_batch() {
     const Invocation& first = rank_.invocations[s_.batch[0].slot];
-    const bool streams = s_.batch[0].how == BatchWay::kPipelined;
+    const bool pipelined = s_.batch[0].how == BatchWay::kPipelined;
     if (dev_.leads()) {
       std::uint32_t n = 1;
       for (std::uint16_t slot = s_.cursor; slot != kNoSlot && n < kMostInBatch; ++n) {
@@ -67,18 +67,18 @@ class Batches : protected Passes<Dev> {
       if (s_.active[t.slot % kActiveContexts].slot == t.slot || dev_.cancelled(t.slot)) {
         t.is_rival = !is_short(inv);
         t.how = BatchWay::kNot;
-      } else if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) {
+      } else if (load_acquire_local(inv.key->done) != inv.use || !dev_.ready(inv)) {
         t.how = BatchWay::kLater;
       } else {
         t.is_rival = !is_short(inv);
         t.how = how_batched(inv);
-        const bool alike = (t.how == BatchWay::kPipelined) == streams &&
-                           (!streams || pipelined_together(first, inv));
+        const bool alike = (t.how == BatchWay::kPipelined) == pipelined &&
+                           (!pipelined || pipelined_together(first, inv));
         if (!alike) t.how = BatchWay::kNot;
       }
     }
     dev_.sync_control();  // with what the threads have acquired
-    if (dev_.leads() && first.batch == kPipelinedIfContended && streams && !has_rivals(n)) {
+    if (dev_.leads() && first.batch == kPipelinedIfContended && pipelined && !has_rivals(n)) {
       // For good: what slices have begun is theirs.
       lane_.contexts[s_.slot].handed.stage = Stage::kSlices;
       s_.num_in_batch = 0;
@@ -88,14 +88,14 @@ class Batches : protected Passes<Dev> {
       for (std::uint32_t i = 1; i < n; ++i) {
         const BatchEntry t = s_.batch[i];
         if (t.how == BatchWay::kNot) break;
-        if (streams && taken == s_.policy.most_pipelined) break;
+        if (pipelined && taken == s_.policy.most_pipelined) break;
         s_.cursor = i + 1 < n ? s_.batch[i + 1].slot : lane_.queue.next(t.slot);
         if (t.how == BatchWay::kLater) continue;
         record(TraceType::kStart, &rank_.invocations[t.slot]);
         const std::uint32_t polls = dev_.threshold(s_.policy.initial_threshold(s_.position++));
         s_.batch[taken] = {t.slot, t.how, polls};
         s_.batch[taken].patient = t.patient;
-        if (streams) note_done(s_.batch[taken]);
+        if (pipelined) note_done(s_.batch[taken]);
         ++taken;
       }
       s_.num_in_batch = taken;
@@ -114,8 +114,8 @@ class Batches : protected Passes<Dev> {
     return false;
   }
 
-  // Streams: the same steps, among the same ranks. (Those whose neighbours differ, as with other
-  // roots they may, are left out when they are looked at, pipelined_batch.cuh.)
+  // Pipelined calls: the same steps, among the same ranks. (Those whose neighbours differ, as with
+  // other roots they may, are left out when they are looked at, pipelined_batch.cuh.)
   UNJAM_HD static bool pipelined_together(const Invocation& a, const Invocation& b) {
     return a.geometry.kind == b.geometry.kind && a.geometry.empty_part == b.geometry.empty_part &&
            a.key->group == b.key->group;
@@ -155,11 +155,11 @@ class Batches : protected Passes<Dev> {
       } else if (s_.batch[0].how == BatchWay::kPipelined) {
         s_.turn = s_.policy.shortest_turn();
       }
-      // Streams that move are gone on with before others are begun, so that ranks come to be at the
+      // Those that move are gone on with before others are begun, so that ranks come to be at the
       // same ones. Where none has moved, those that were left out are next: else who is in front,
       // and has nothing to do after all, would keep them from it in each pass. (Not before what is
       // short, for which the others were interrupted.)
-      if (streams_moved(s_.batch, n)) {
+      if (pipelined_moved(s_.batch, n)) {
         s_.cursor = kNoSlot;
       } else if (!s_.shorts_only && !s_.quantum_over) {
         go_back_for(s_.batch, n);
@@ -197,7 +197,7 @@ class Batches : protected Passes<Dev> {
     return interrupted && moved;
   }
 
-  UNJAM_HD static bool streams_moved(const BatchEntry* tries, std::uint32_t n) {
+  UNJAM_HD static bool pipelined_moved(const BatchEntry* tries, std::uint32_t n) {
     for (std::uint32_t i = 0; i < n; ++i) {
       const BatchEntry& t = tries[i];
       if (t.how == BatchWay::kPipelined && t.end == BatchEnd::kWaits && t.moved) return true;
@@ -216,9 +216,9 @@ class Batches : protected Passes<Dev> {
   UNJAM_HD void end_entry(BatchEntry& t) {
     if (t.ended) return;
     const Invocation& inv = rank_.invocations[t.slot];
-    const bool streams = t.how == BatchWay::kPipelined;
+    const bool pipelined = t.how == BatchWay::kPipelined;
     if (inv.batch != kBatchTwoHops) {
-      t.sends = streams ? std::uint16_t{0} : static_cast<std::uint16_t>(inv.batch - 1u);
+      t.sends = pipelined ? std::uint16_t{0} : static_cast<std::uint16_t>(inv.batch - 1u);
     }
     t.is_short = is_short(inv);
     if (t.end == BatchEnd::kDone) {
@@ -227,7 +227,7 @@ class Batches : protected Passes<Dev> {
       return;
     }
     DynamicContext& dyn = lane_.contexts[t.slot];
-    if (streams) {
+    if (pipelined) {
       for (std::uint32_t i = 0; i < kMostSteps; ++i) {
         t.moved = t.moved || dyn.handed.done[i] != t.done[i];
         dyn.handed.done[i] = t.done[i];
@@ -243,12 +243,12 @@ class Batches : protected Passes<Dev> {
   // By the lead, which reads nothing of the invocation.
   UNJAM_HD void note_entry(const BatchEntry& t, bool overtook) {
     const bool done = t.end == BatchEnd::kDone;
-    const bool streams = t.how == BatchWay::kPipelined;
+    const bool pipelined = t.how == BatchWay::kPipelined;
     // (What is left to slices is to be looked at before the lane may rest.)
     if (done || t.end != BatchEnd::kWaits || t.moved || (t.how == BatchWay::kAll && t.sends != 0)) {
       s_.moved = true;
     }
-    if (t.receives && (done || streams || t.moved)) s_.heard = true;
+    if (t.receives && (done || pipelined || t.moved)) s_.heard = true;
     if (done) {
       count(lane_.stats.batched);
       leave_queue(t.slot, overtook);

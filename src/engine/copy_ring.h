@@ -1,31 +1,14 @@
-// Copies that lanes ask somebody else to carry out: a thread of the host, by a GPU's copy engines
-// (device/cuda/host/copy_thread.h). A ring for each peer, of all lanes, in memory of the host,
-// which lanes only write; and a word for each, in memory that lanes are fast to look at, which says
-// how many of the ring's copies are done. (One word, for to store several behind a copy takes copy
-// engines longer than the copy.)
+// Copies that lanes ask somebody else to carry out, by a GPU's copy engines
+// (device/cuda/host/copy_thread.h): a ring for each peer, of all lanes, and a word that says how
+// many of its copies are done, in order. A copy is free, posted, claimed and done; or posted and
+// taken back by its lane, which then moves the slice itself. Why nothing is wrong with a copy that
+// comes late: docs/internals/copy-engines.md. Each word of a post carries the low bits of its
+// number, so that a post needs no order among its words. A ring cannot overflow: a lane has no more
+// slices under way to a peer than a connector has headers, and posts nothing while an earlier
+// call's copies are not done.
 //
-// A copy is free, then posted, claimed and done; or posted and taken back. The lane that has waited
-// long enough takes back all of its own that are not done, and moves those slices itself. It cannot
-// know then whether one was claimed: who carries out copies may sit in a call of the driver that
-// waits for another thread's cudaFree, and issue the copy later. So nothing depends on such a
-// copy's end, and nothing is wrong with its coming late:
-//   1. Its target is a borrowed slot (transport/connector.h), never memory of a user, nor a
-//      guaranteed slot: the sender alone decides who uses it, and leaves it alone until `done` has
-//      counted the copy, taken back or not (BorrowUse::kCopied).
-//   2. The slice goes through another slot. Its flag is published by the lane, when `done` has
-//      counted the copy (acquire), or behind its own stores: never by who copies. So what comes
-//      late in a slot that nobody was told of is not read.
-//   3. Late, it may read what a user has written since, or freed, where issuing it fails: what it
-//      brings is not read.
-//   4. `done` counts in the ring's order, and so copies come to be done. What was taken back and is
-//      not claimed yet is counted without being copied.
-// Each word of a post carries the low bits of its number, so that a post needs no order among its
-// words: who has found all of them has the post. A ring cannot overflow: a lane has no more slices
-// under way to a peer than a connector has headers, and posts nothing while an earlier call's
-// copies are not done. And it has no holes for long: who has drawn a number posts at once.
-//
-// Source: M. Hwang et al., "ARK: GPU-driven Code Execution for Distributed Deep Learning"
-// (NSDI 2023), the software engine; that copies can be taken back is ours.
+// Source: M. Hwang et al., "ARK: GPU-driven Code Execution for Distributed Deep Learning" (NSDI
+// 2023), the software engine; that copies can be taken back is ours.
 #pragma once
 
 #include <cstdint>

@@ -1,27 +1,12 @@
 // When a lane may sleep, how it is woken, and who drives it: the protocol, apart from how a device
-// sleeps. lease.h builds the engine instances' side on it.
-//
-// One 32-bit word a lane, in the arena, so that peers reach it. The low bits say how the lane
-// sleeps, the rest counts rings. Bits clear: an engine instance drives the lane ("resident").
+// sleeps. One 32-bit word a lane: its low bits say how the lane sleeps, the rest counts rings.
 //   whoever makes work:  write the work; old = word.fetch_add(kRing); if old says "asleep and
-//                        interested", wake whom it names: the holder, else whoever takes free
-//                        lanes.
+//                        interested", wake the holder, else whoever takes free lanes
 //   the driver:          e = word (acquire); look at everything; nothing can move;
-//                        word.compare_exchange(e -> e | asleep); if that succeeded, it has given
-//                        the lane back (or, with kHeld, sleeps itself until the word is no longer
-//                        that).
-//   whoever would drive: word = asleep and not held -> clear the bits by compare_exchange: its
-//   lane.
-// No wake-up is lost: rings are read-modify-writes of the one word, so every ring is either before
-// the driver's look (then its release is visible to the acquire at e, and the look sees the work),
-// or between the two (then the exchange fails and the driver looks again), or after the exchange
-// (then the ringer sees the sleep bits, and the word differs from what the sleeper waits for, also
-// if it has not yet fallen asleep).
-// The lease is the same word, so that giving a lane back and falling asleep are one step: with two
-// words there would be a moment in which a ringer wakes somebody who finds the lease taken by one
-// who has looked for the last time.
-// Interest: data wake only lanes with something pending, room (a consumed slice) only those that
-// said, at the exchange, that they wait for it. Neither can make work for a lane that has nothing.
+//                        word.compare_exchange(e -> e | asleep): it has given the lane back, or,
+//                        with kHeld, sleeps until the word is another
+//   whoever would drive: word = asleep and not held -> clear the bits by compare_exchange
+// Why no wake-up is lost, and why the lease is the same word: docs/internals/deadlock-freedom.md.
 // Tests: doorbell_test (all interleavings of small cases), protocol_test (all of it together).
 #pragma once
 

@@ -29,8 +29,7 @@ class Endings : protected Contexts<Dev> {
     if (cached) a.slot = kNoSlot;
     record(outcome == Outcome::kDone ? TraceType::kFinish : TraceType::kPreempt, &inv);
     // (One that has not begun has invited nobody, and the endpoints may not be the key's yet.)
-    if (outcome != Outcome::kDone && invites(inv) &&
-        load_acquire_local(inv.key->done) == inv.turn) {
+    if (outcome != Outcome::kDone && invites(inv) && load_acquire_local(inv.key->done) == inv.use) {
       phase<&Endings::withdraw>(dev_, rank_, lane_index_, s_, slot);
     }
     leave_queue(slot, lane_.queue.follows_its_like(slot));
@@ -85,7 +84,7 @@ class Endings : protected Contexts<Dev> {
     if (!fenced) dev_.fence();
     const bool cancelled = dev_.cancelled_by_any(slot);
     // A key with a cancelled invocation is finished for good: the runtime refuses further ones.
-    if (!cancelled) Dev::publish(inv.key->done, inv.turn + 1);
+    if (!cancelled) Dev::publish(inv.key->done, inv.use + 1);
     const std::uint64_t begun_ns = begin_step();
     dev_.complete(slot, cancelled ? Outcome::kCancelled : Outcome::kDone);
     // (Of a batch each thread ends some.)

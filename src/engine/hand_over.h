@@ -1,25 +1,14 @@
-// What one lane has behind it of an invocation, as executors and the engine's slices hand it to
-// each other: the one state for giving up, for going on, and for taking over.
+// What one lane has behind it of an invocation, as executors (device/cuda/exec) and the engine's
+// slices hand it to each other: the one state for giving up, for going on, and for taking over
+// (docs/internals/lowering.md). It says how many chunks of each primitive are done, from the first
+// on, and no more: what was moved and is in no connector's prefix is moved again.
 //
-// Executors (device/cuda/exec, called by device/cuda/kernels: one in the call's own stream, one in
-// the engine's blocks, docs/internals/batches.md) move primitives' chunks by themselves; slices can
-// go on from wherever they stop. So what is handed over is how many chunks of each primitive are
-// done, from the first on, and no more: what was moved and is in no connector's prefix
-// (program/slice_order.h) is not done, and is moved again. An invocation is, in this lane, in one
-// of these stages:
-//
-//   stage      what it keeps from before              who may move it, and where it goes
-//   kUntried   nothing                                any executor: kLeft or kDone; slices: kSlices
-//   kLeft      done; the connectors' counts, in the   an executor, which goes on: kLeft, kDone; if
-//              key's endpoints                        what it needs is elsewhere, slices: kSlices
-//   kSlices    done; loop, primitive, through, taken  slices alone, to the end: kDone
-//   kDone      nothing                                nobody
-//
-// Borrowed slots are whose slices lie in them (transport/connector.h), and are no stage's: who goes
-// on borrows none that it knows of. Invitations stand until the invocation has ended, and are found
-// again by whoever sends. Which connectors were found is looked at anew by each who goes on. What
-// an executor has in movers' hands when it stops is moved before it says what is done; a carrier
-// that moves by itself (Carrier) would hold its slots until it has.
+//   stage     what it keeps from before              who may move it, and where it goes
+//   kUntried  nothing                                any executor: kLeft or kDone; slices: kSlices
+//   kLeft     done; the connectors' counts, in the   an executor, which goes on: kLeft, kDone; if
+//             key's endpoints                        what it needs is elsewhere, slices: kSlices
+//   kSlices   done; loop, primitive, through, taken  slices alone, to the end: kDone
+//   kDone     nothing                                nobody
 #pragma once
 
 #include <cstdint>

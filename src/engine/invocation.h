@@ -75,7 +75,7 @@ struct alignas(16) Invocation {
   // The same as KeyState::done counts it. Of a state that was another key's before, no number that
   // this has counted: the first use of a key, which sets its state up, may lie in a stream that has
   // not come there yet when the second one is looked at, by way of another.
-  std::uint64_t turn = 0;
+  std::uint64_t use = 0;
   // The host's: what the plan was lowered to, nullptr where the device has no use for it.
   const Lowered* lowered = nullptr;
   // When the input is there: a number that the device's marks have to reach; 0: it is.

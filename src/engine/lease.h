@@ -1,18 +1,13 @@
 // Leases: which engine instance drives a lane. An instance is a resident kernel's block, a wait
-// kernel that is itself an engine, the host daemon's thread, or a host thread that waits.
+// kernel that is itself an engine, the host daemon's thread, or a host thread that waits. A lane is
+// driven, held (its driver sleeps on it and will come back), or free. At most one instance drives
+// it: only a successful exchange makes a free lane driven, and only the driver makes it free again.
 //
-// A lane is driven (sleep bits of its doorbell clear), held (its driver sleeps on it and will come
-// back), or free (asleep, for the taking). At most one instance drives it, because only a
-// successful exchange makes a free lane driven, and only the driver makes it free again.
-//
-// Somebody is responsible for every free lane: the taker that a ring wakes (Wake::kTaker: on the
-// host the daemon's thread of the lane; on a GPU the host's launcher, or a registered waiter that
-// polls). A driver leaves in one of two ways:
+// Somebody is responsible for every free lane: the taker that a ring wakes (Wake::kTaker).
 //   lease_rest():       nothing can move. Free, and asleep with the interest that it states.
-//   lease_hand_over():  there may be work, but the driver must go (it has what it waited for, or
-//   has
-//                       stayed its time). Free and rung at once; the caller wakes the taker. Never
-//                       lost: the word differs from every value that a taker may sleep on.
+//   lease_hand_over():  there may be work, but the driver must go. Free and rung at once; the
+//                       caller wakes the taker. Never lost: the word differs from every value that
+//                       a taker may sleep on.
 #pragma once
 
 #include <cstdint>

@@ -121,10 +121,10 @@ class Passes : protected Intake<Dev> {
            dev_.now_ns() - s_.started_ns > std::uint64_t{s_.policy.residency_us} * 1000;
   }
 
-  // Ranks that are at different streams find what the others have sent ahead there, and change
-  // places with them, again and again, a few chunks each time. So who has something begun waits
-  // long for peers only at the first of the pass, or at one with a smaller seed, which is the same
-  // on all ranks: of two that are at each other's first one stays, and the other comes back.
+  // Ranks that are at different pipelined calls find what the others have sent ahead there, and
+  // change places with them, again and again, a few chunks each time. So who has something begun
+  // waits long for peers only at the first of the pass, or at one with a smaller seed, which is the
+  // same on all ranks: of two that are at each other's first one stays, and the other comes back.
   UNJAM_HD bool is_patient(const Invocation& inv) const { return inv.seed <= s_.front; }
 
   // ---- one order for all ranks ----

@@ -81,7 +81,7 @@ class Scheduler : protected Batches<Dev> {
       if (!cached) {
         // Acquire: the key's former invocation is complete on all lanes. (Of one without the engine
         // all has come, see KeyState::done.)
-        if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) continue;
+        if (load_acquire_local(inv.key->done) != inv.use || !dev_.ready(inv)) continue;
       }
       s_.slot = slot;
       s_.ran = true;

@@ -198,11 +198,11 @@ enum class BatchWay : std::uint16_t {
 };
 enum class BatchEnd : std::uint32_t {
   kDone,
-  kWaits,        // what it sends was sent (of a stream: some, or none, as of the rest); what it
+  kWaits,        // what it sends was sent (pipelined: some, or none, as of the rest); what it
                  // receives has not come in time
   kElsewhere,    // the same, and it may come by another way than was looked at
-  kInterrupted,  // of a stream: others may want to go on, or this engine is to leave soon
-  kCutShort,     // of a stream: the host has said something, which may be about any invocation, or
+  kInterrupted,  // pipelined: others may want to go on, or this engine is to leave soon
+  kCutShort,     // pipelined: the host has said something, which may be about any invocation, or
                  // this engine leaves; whether it could go on was not found out
   kUnable,       // nothing was done
 };
@@ -214,9 +214,9 @@ struct BatchEntry {
   std::uint16_t sends = 0;  // primitives that are done if it waits
   bool receives = false;
   bool is_short = false;
-  bool moved =
-      false;  // of a stream, or two hops, that is not done: it has come further than it was
-  // Of a stream:
+  // Of a pipelined call, or one of two hops, that is not done: it has come further than it was.
+  bool moved = false;
+  // Of a pipelined call:
   bool ended = false;     // Batches::end_early() was called
   bool patient = false;   // worth more of a wait than others, see Passes::is_patient()
   bool is_rival = false;  // it may begin, or has begun, and is long
@@ -245,7 +245,7 @@ static_assert(kMostNeighbours < kMaxLeafSources, "a slice has one more: the rank
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see docs/internals/engine.md.
 struct BlockShared {
-  // Of a slice, or a stream's slices by number: two each, the second for slices that have two.
+  // Of a slice, or a pipeline's slices by number: two each, the second for slices that have two.
   SliceJob jobs[2 * kPipelineDepth];
   PipelineState pipeline;
   ActiveContext active[kActiveContexts];

@@ -32,10 +32,10 @@ std::string request_error(const PlanRequest& request, const PlanLimits& limits) 
            " ranks, the group has " + std::to_string(request.ranks);
   }
   if (limits.lanes < 1) return "at least one lane is needed";
-  if (limits.escape_slots < 1) return "at least one guaranteed slot is needed";
-  if (limits.escape_slot_bytes == 0 || limits.escape_slot_bytes % kSlotGranularity != 0) {
+  if (limits.guaranteed_slots < 1) return "at least one guaranteed slot is needed";
+  if (limits.guaranteed_slot_bytes == 0 || limits.guaranteed_slot_bytes % kSlotGranularity != 0) {
     return "slots must be a multiple of " + std::to_string(kSlotGranularity) + " bytes, not " +
-           std::to_string(limits.escape_slot_bytes);
+           std::to_string(limits.guaranteed_slot_bytes);
   }
   // Offsets and rounded-up lengths must not overflow anywhere.
   const std::uint64_t most = (std::uint64_t{1} << 60) / dtype_bytes(request.dtype) /
@@ -73,9 +73,9 @@ std::string planner_error(const PlanRequest& request, const PlanLimits& limits, 
     return plans + "serve at most " + std::to_string(most_ranks) + " ranks, this group has " +
            std::to_string(request.ranks) + cure(request.kind, request.ranks);
   }
-  if (limits.escape_slots < slots) {
+  if (limits.guaranteed_slots < slots) {
     return plans + "need at least " + std::to_string(slots) + " guaranteed slots, not " +
-           std::to_string(limits.escape_slots);
+           std::to_string(limits.guaranteed_slots);
   }
   return serves ? ""
                 : plans + "do not serve " + to_string(request.kind) +
@@ -84,7 +84,7 @@ std::string planner_error(const PlanRequest& request, const PlanLimits& limits, 
 
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots) {
-  return planner_error(request, limits, name, serves, slots, kMaxDirectRanks);
+  return planner_error(request, limits, name, serves, slots, kMaxRanksInSets);
 }
 
 std::string rails_error(const PlanRequest& request, const char* name) {
@@ -116,7 +116,7 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
   if (limits.lanes == 1) return;
   const std::uint64_t element_bytes = dtype_bytes(request.dtype);
   const std::uint64_t part_bytes = geometry->part(geometry->longest_part()).length * element_bytes;
-  const std::uint64_t slot_bytes = limits.escape_slot_bytes;
+  const std::uint64_t slot_bytes = limits.guaranteed_slot_bytes;
   if (part_bytes <= slot_bytes && vector_elements(request) * element_bytes <= kLatencyLaneBytes) {
     return;
   }
@@ -133,10 +133,10 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
 
 std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry) {
   constexpr std::uint64_t kMostSlots = 8, kFewestChunks = 16;
-  const std::uint64_t slot = limits.escape_slot_bytes;
+  const std::uint64_t slot = limits.guaranteed_slot_bytes;
   const std::uint64_t lane =
       geometry.lane_part(0, geometry.first_lane).length * dtype_bytes(geometry.dtype);
-  const std::uint64_t most = std::max(slot, kMostSlots * limits.borrow_slot_bytes);
+  const std::uint64_t most = std::max(slot, kMostSlots * limits.pool_slot_bytes);
   return std::clamp(lane / kFewestChunks / slot * slot, slot, most);
 }
 
@@ -148,7 +148,7 @@ std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {
 }
 
 std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry) {
-  const std::uint32_t slot = limits.escape_slot_bytes;
+  const std::uint32_t slot = limits.guaranteed_slot_bytes;
   std::uint32_t bytes = slot;
   if (limits.device == Device::kCuda) {
     // Reductions are faster by whole turns of their movers, broadcasts by powers of two.

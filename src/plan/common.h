@@ -10,7 +10,7 @@
 
 namespace unjam {
 
-// With several lanes, lane 0 is kept for latency: direct plans, and ring plans whose data is at
+// With several lanes, lane 0 is kept for latency: one-shot plans, and ring plans whose data is at
 // most this much and of which every part fits in one slot, so that nothing on this lane takes long.
 inline constexpr std::uint64_t kLatencyLaneBytes = 64 * 1024;
 
@@ -79,7 +79,7 @@ std::uint16_t packet_lanes(const PlanLimits& limits, const Plan& plan, std::uint
 std::uint16_t leave_room(const PlanRequest& request, const PlanLimits& limits, const Plan& plan,
                          std::uint64_t most_units);
 
-// The chunk of a plan without a cycle on a GPU: large slices through borrowed slots, but chunks
+// The chunk of a plan without a cycle on a GPU: large slices through pool slots, but chunks
 // enough that all ranks of a chain have something to do. The geometry's lanes must be set.
 std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry);
 

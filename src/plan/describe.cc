@@ -187,8 +187,8 @@ std::string plan_check_json(const PlanRequest& request, const PlanLimits& limits
     plans.push_back(*std::move(plan));
   } while (++own.rank < request.ranks);
   CheckOptions options;
-  options.slots = slots > 0 ? slots : static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = slots > 0 ? slots : static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   result = check_plans(request, plans, options);
   if (ok != nullptr) *ok = result.ok;
   return check_json(request, plans, result, list);

@@ -23,8 +23,8 @@ std::string check_json(const PlanRequest& request, const std::vector<Plan>& plan
 
 // Plans the collective for all ranks (request.rank is ignored) and checks the plans with `slots`
 // guaranteed slots per connector; slots <= 0: as many as the plans were made for
-// (limits.escape_slots). *ok (may be null): the plans exist and hold. Always a JSON object with at
-// least "ok" and "error".
+// (limits.guaranteed_slots). *ok (may be null): the plans exist and hold. Always a JSON object with
+// at least "ok" and "error".
 std::string plan_check_json(const PlanRequest& request, const PlanLimits& limits,
                             std::optional<Algorithm> algorithm, int slots, bool list, bool* ok);
 

@@ -243,7 +243,7 @@ class Lowering {
     if (g_.by_lane) return NeedsEngine::kUnevenSteps;
     if (!take_steps()) return NeedsEngine::kOtherProgram;
     if (g_.first_lane != 0 || g_.lanes < 2) return NeedsEngine::kOtherLanes;
-    if (limits_.block_threads < kLeastStreamThreads) return NeedsEngine::kFewThreads;
+    if (limits_.block_threads < kLeastSlotThreads) return NeedsEngine::kFewThreads;
     if (g_.chunk * element() > limits_.slot_bytes) return NeedsEngine::kLongChunks;
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
     // a shortest one: all have as many chunks.
@@ -326,8 +326,9 @@ class Lowering {
     steps.stores_sent = !steps.scatters && copies;
     steps.contributes = (p.flags & kContribute) != 0;
     steps.sent_into_outputs = (p.flags & kIntoOutput) != 0;
-    // (What is stored here as well, blocks move: the checker refuses such a mark.)
-    steps.carried = carrier_of(p) == Carrier::kCopyEngine && !steps.copies && !steps.stores_sent;
+    // (What is stored here as well, blocks move; unless the call is in place, which host/bind.h
+    // sees.)
+    steps.carried = carrier_of(p) == Carrier::kCopyEngine;
     return true;
   }
   bool take_gathers(std::size_t i) {
@@ -401,9 +402,7 @@ class Lowering {
     // Steps that wait for each other, and data that go one way only, want more slots; what goes
     // both ways at once fills a link with the connector's own.
     t.slots = pipelined ? 3 : s.two_hops() || has_root(g_.kind) ? 2 : 1;
-    // (Where copy engines send, all movers have is what comes.)
-    t.in_step =
-        !s.carried && (s.scatters ? many_lanes && gathers && s.results_to == 0 : sends && collects);
+    t.in_step = s.scatters ? many_lanes && gathers && s.results_to == 0 : sends && collects;
     // Two in hand, so that movers never wait for who watches. By many lanes one, where what peers
     // store had better be read while it is in the cache; and one of what is sent by who receives as
     // well, so that what has come goes first, if slices go to several or are reduced there.

@@ -1,36 +1,13 @@
 // What a primitive waits for of the others of its program, where primitives are moved independently
-// of each other (executors, program/schedule.h) and whoever moves them may be interrupted.
-//
-// What is moved is published, and given back, on each connector by itself: what comes there in
-// front of all that is missing, a prefix in the connector's order (program/slice_order.h). Whatever
-// was moved and is in no prefix is forgotten, and is moved again by whoever goes on, to whom is
-// handed over how many chunks of each primitive are done (engine/hand_over.h). So of a chunk all
-// connectors that its primitive uses must say the same, moved or not, and what is forgotten must be
-// such that it can be moved again.
-//
-// Why that does not come by itself. Say that of one rank an out-connector carries two primitives,
-// one that sends the own part and, behind it in the program, one that receives and sends on; and
-// that the latter alone uses its in-connector. If the second moves first, what it has received is
-// given back, for nothing is in front of that there; and its result waits for the first one's, in
-// no prefix. An interruption then forgets the result, and the slice that it was made of is gone.
-// Turned round, with two primitives at the in-connector, a result is published whose source is not
-// given back: whoever goes on receives it once more, and sends it once more.
+// of each other and whoever moves them may be interrupted. Why, and why it makes no deadlock:
+// docs/internals/redo.md.
 //
 // The rule. Such a primitive moves a chunk only when all slices that come in front of its own, on
-// all connectors that it uses, have been moved. Then its own are in prefixes at once, all of them.
-// These are such primitives:
+// all connectors that it uses, have been moved:
 //   - one that receives and sends;
-//   - one that reduces in place, as it reduces and stores: moved again, a chunk would be reduced
-//     with what became of it, so that it may never be forgotten;
-//   - one with a set of whose connectors on one side some carry a step that others do not: there
-//     prefixes differ.
-// Of any other primitive all connectors carry the same steps, in the same order, so that they have
-// the same prefix; and what it forgets is sent again from the input, which is not overwritten
-// before peers have had it, or is received again, for it has not been given back.
-//
-// All that is waited for comes in front in the program's order, in which all ranks' programs end
-// (plan/check/checker.h); so waiting makes no deadlock. A primitive has as many chunks as any other
-// that shares a connector with it, or none, and then uses none.
+//   - one that reduces in place: moved again, a chunk would be reduced with what became of it;
+//   - one with a set of whose connectors on one side some carry a step that others do not.
+// Else what it has taken is given back, and what became of that is forgotten.
 #pragma once
 
 #include <cstddef>

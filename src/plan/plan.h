@@ -29,15 +29,15 @@ struct PlanRequest {
 
 // Agreed limits of the transport.
 struct PlanLimits {
-  std::uint32_t escape_slots = 5;          // guaranteed slots of every connector
-  std::uint32_t escape_slot_bytes = 8192;  // payload of one
-  std::uint16_t lanes = 1;                 // blocks of a rank
-  Device device = Device::kHost;           // of all ranks
-  std::uint32_t borrow_slot_bytes = 0;     // payload of a larger slot; 0: there are none
-  bool overlap = false;                    // hops of a chunk lie passes apart, where slots suffice
-  bool together = false;                   // and slices to and from several peers are one
-  bool lines = false;                      // long packets of GPUs are lines
-  // What plans of one loop of packets have of a slot: escape_slot_bytes, unless few lanes have
+  std::uint32_t guaranteed_slots = 5;          // guaranteed slots of every connector
+  std::uint32_t guaranteed_slot_bytes = 8192;  // payload of one
+  std::uint16_t lanes = 1;                     // blocks of a rank
+  Device device = Device::kHost;               // of all ranks
+  std::uint32_t pool_slot_bytes = 0;           // payload of a larger slot; 0: there are none
+  bool overlap = false;   // hops of a chunk lie passes apart, where slots suffice
+  bool together = false;  // and slices to and from several peers are one
+  bool lines = false;     // long packets of GPUs are lines
+  // What plans of one loop of packets have of a slot: guaranteed_slot_bytes, unless few lanes have
   // larger ones for their slices (runtime/settings.h). 0: all.
   std::uint32_t packet_slot_bytes = 0;
   // From so many bytes of a vector on (count × element size) copy engines carry what is only sent,

@@ -11,7 +11,14 @@ const char* algorithm_choices() {
   return kChoices.c_str();
 }
 
+std::string_view name_today(std::string_view name) {
+  if (name == "direct") return "one_shot";
+  if (name == "mesh") return "rsag";
+  return name;
+}
+
 std::optional<int> algorithm_named(std::string_view name) {
+  name = name_today(name);
   if (name == "auto") return -1;
   for (int i = 0; i < kNumAlgorithms; ++i) {
     if (name == kAlgorithms[i].name) return i;

@@ -10,13 +10,13 @@
 #include <string_view>
 
 #include "plan/algorithms/chain.h"
-#include "plan/algorithms/direct.h"
 #include "plan/algorithms/double_binary_tree.h"
 #include "plan/algorithms/hierarchical.h"
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/one_shot.h"
 #include "plan/algorithms/pairwise.h"
 #include "plan/algorithms/pat.h"
 #include "plan/algorithms/ring.h"
+#include "plan/algorithms/rsag.h"
 #include "plan/algorithms/two_shot.h"
 #include "plan/common.h"
 #include "plan/plan.h"
@@ -36,8 +36,8 @@ struct AlgorithmRow {
 // A row's place is its Algorithm, and its number in the C API: a new one comes last.
 inline constexpr AlgorithmRow kAlgorithms[] = {
     {"ring", ring_serves, kMinRingSlots, plan_ring},
-    {"direct", direct_serves, kMinDirectSlots, plan_direct},
-    {"mesh", mesh_serves, kMinMeshSlots, plan_mesh},
+    {"one_shot", one_shot_serves, kMinOneShotSlots, plan_one_shot},
+    {"rsag", rsag_serves, kMinRsagSlots, plan_rsag},
     {"pairwise", pairwise_serves, kMinPairwiseSlots, plan_pairwise},
     {"two_shot", two_shot_serves, kMinTwoShotSlots, plan_two_shot},
     {"chain", chain_serves, kMinChainSlots, plan_chain},
@@ -53,11 +53,14 @@ constexpr const AlgorithmRow& row_of(Algorithm algorithm) {
 }
 constexpr const char* to_string(Algorithm algorithm) { return row_of(algorithm).name; }
 
-// "auto|ring|direct|…": auto, and the rows' names in their order.
+// "auto|ring|one_shot|…": auto, and the rows' names in their order.
 const char* algorithm_choices();
-// The number that one of these names stands for, auto's being -1; nothing: it is none of them.
+// The number that one of these names, or a former one, stands for, auto's being -1; nothing: it is
+// none of them.
 std::optional<int> algorithm_named(std::string_view name);
-// "ring|direct": the names of those that serve the kind.
+// What an algorithm is called now, where the name is a former one; else the name.
+std::string_view name_today(std::string_view name);
+// "ring|one_shot": the names of those that serve the kind.
 std::string algorithms_for(Kind kind);
 
 }  // namespace unjam

@@ -19,9 +19,9 @@ namespace {
 // Each bound is where two algorithms cross in bench/algorithms_bench, between two powers of two:
 // unrooted kinds back to back, rooted ones with --apart, for a root that waits for nobody runs
 // ahead of a call's end. What is behind them: a message of at most a guaranteed slot goes to all
-// others at once (mesh); a direct plan's packets of some KiB are one hop, but each rank reads all;
-// where ranks share cores every slice wakes a thread, so that the fewest slices win: trees, and
-// rings of all-gathers. Gather, scatter and send_recv take one hop either way, and a root that
+// others at once (rsag); a one-shot plan's packets of some KiB are one hop, but each rank reads
+// all; where ranks share cores every slice wakes a thread, so that the fewest slices win: trees,
+// and rings of all-gathers. Gather, scatter and send_recv take one hop either way, and a root that
 // waits for all its peers at once is woken more often than one that takes them in turn. Groups that
 // span hosts are as those of one: where hosts are one machine, hierarchical and PAT plans take as
 // long as the best or longer. They are asked for by name.
@@ -32,31 +32,31 @@ struct HostRow {
   std::uint64_t bytes, bytes_a_rank;
   Algorithm algorithm;
 };
-constexpr int kAll = kMaxGroupRanks, kInSets = kMaxDirectRanks;
+constexpr int kAll = kMaxGroupRanks, kInSets = kMaxRanksInSets;
 constexpr std::uint64_t kKiB = 1024, kAny = std::uint64_t{1} << 62;
 constexpr HostRow kHostTable[] = {
-    {Kind::kAllReduce, 2, 2, 1, kAll, 8 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kAllReduce, 2, 2, 1, kAll, 8 * kKiB, 0, Algorithm::kOneShot},
     {Kind::kAllReduce, 8, kAll, 2, kAll, 0, 6 * kKiB, Algorithm::kDoubleBinaryTree},
     {Kind::kAllReduce, 12, kAll, 1, 1, 0, 3 * kKiB / 2, Algorithm::kDoubleBinaryTree},
-    {Kind::kAllReduce, 3, 11, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
-    {Kind::kAllReduce, 3, 7, 1, kAll, 0, 8 * kKiB, Algorithm::kMesh},
-    {Kind::kAllReduce, 8, kInSets, 1, 1, 0, 8 * kKiB, Algorithm::kMesh},
+    {Kind::kAllReduce, 3, 11, 1, kAll, 4 * kKiB, 0, Algorithm::kOneShot},
+    {Kind::kAllReduce, 3, 7, 1, kAll, 0, 8 * kKiB, Algorithm::kRsag},
+    {Kind::kAllReduce, 8, kInSets, 1, 1, 0, 8 * kKiB, Algorithm::kRsag},
     {Kind::kAllGather, 8, kMaxLinearRanks, 4, kAll, kAny, 0, Algorithm::kRing},
-    {Kind::kAllGather, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
-    {Kind::kAllGather, 3, kInSets, 1, kAll, 8 * kKiB, 0, Algorithm::kMesh},
+    {Kind::kAllGather, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kOneShot},
+    {Kind::kAllGather, 3, kInSets, 1, kAll, 8 * kKiB, 0, Algorithm::kRsag},
     {Kind::kReduceScatter, 8, kMaxLinearRanks, 4, kAll, kAny, 0, Algorithm::kRing},
-    {Kind::kReduceScatter, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
-    {Kind::kReduceScatter, 3, kInSets, 1, kAll, 8 * kKiB, 0, Algorithm::kMesh},
-    {Kind::kAllToAll, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
-    {Kind::kAllToAll, 3, kInSets, 1, kAll, 16 * kKiB, 0, Algorithm::kMesh},
-    {Kind::kAllToAll, 24, kInSets, 1, kAll, 32 * kKiB, 0, Algorithm::kMesh},
-    {Kind::kBroadcast, 3, 7, 1, kAll, 8 * kKiB, 0, Algorithm::kDirect},
-    {Kind::kBroadcast, 8, 15, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kReduceScatter, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kOneShot},
+    {Kind::kReduceScatter, 3, kInSets, 1, kAll, 8 * kKiB, 0, Algorithm::kRsag},
+    {Kind::kAllToAll, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kOneShot},
+    {Kind::kAllToAll, 3, kInSets, 1, kAll, 16 * kKiB, 0, Algorithm::kRsag},
+    {Kind::kAllToAll, 24, kInSets, 1, kAll, 32 * kKiB, 0, Algorithm::kRsag},
+    {Kind::kBroadcast, 3, 7, 1, kAll, 8 * kKiB, 0, Algorithm::kOneShot},
+    {Kind::kBroadcast, 8, 15, 1, kAll, 4 * kKiB, 0, Algorithm::kOneShot},
     {Kind::kBroadcast, 8, kAll, 1, kAll, 0, 4 * kKiB, Algorithm::kDoubleBinaryTree},
-    {Kind::kReduce, 3, 15, 1, kAll, 8 * kKiB, 0, Algorithm::kDirect},
-    {Kind::kReduce, 16, kInSets, 1, 7, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kReduce, 3, 15, 1, kAll, 8 * kKiB, 0, Algorithm::kOneShot},
+    {Kind::kReduce, 16, kInSets, 1, 7, 4 * kKiB, 0, Algorithm::kOneShot},
     {Kind::kReduce, 4, kAll, 1, kAll, 0, 8 * kKiB, Algorithm::kDoubleBinaryTree},
-    {Kind::kBarrier, 2, 7, 1, kAll, kAny, 0, Algorithm::kDirect},
+    {Kind::kBarrier, 2, 7, 1, kAll, kAny, 0, Algorithm::kOneShot},
     {Kind::kBarrier, 8, kAll, 1, kAll, kAny, 0, Algorithm::kDoubleBinaryTree},
 };
 
@@ -64,7 +64,7 @@ Algorithm select_for_host(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);
   for (const HostRow& row : kHostTable) {
-    if (row.kind != request.kind || limits.escape_slots < row_of(row.algorithm).fewest_slots) {
+    if (row.kind != request.kind || limits.guaranteed_slots < row_of(row.algorithm).fewest_slots) {
       continue;
     }
     const bool size = row.least_ranks <= request.ranks && request.ranks <= row.most_ranks;
@@ -79,14 +79,14 @@ Algorithm select_for_host(const PlanRequest& request, const PlanLimits& limits,
 // loop, so that a call in a stream needs no engine (kernels/call_by_packets.cuh), and a rank sends
 // no more than so much, as packets, which are twice as much in links, or as lines. To more than
 // one, as lines, more, unless kernels ask for each unit, see is_common_sum().
-constexpr int kCudaDirectRanks = 8;
-constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element size
-constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank,
-constexpr std::uint64_t kCudaManySent = 6144 * kKiB;     // and to more than one
+constexpr int kCudaOneShotRanks = 8;
+constexpr std::uint64_t kCudaOneShotBytes = 2048 * kKiB;  // count × element size
+constexpr std::uint64_t kCudaOneShotSent = 4096 * kKiB;   // by a rank,
+constexpr std::uint64_t kCudaManySent = 6144 * kKiB;      // and to more than one
 
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
 // 2 (n-1)/n b instead of (n-1) b, which must be worth a hop. While one loop carries all, so that a
-// call needs no engine, and until a mesh plan has enough to keep links busy. Kernels are faster
+// call needs no engine, and until an rsag plan has enough to keep links busy. Kernels are faster
 // where parts are alike, sums of common formats (StreamCall::plain), and lines. (And aligned, as
 // all but few buffers are, which ranks need not have alike.)
 struct TwoShotBounds {
@@ -96,7 +96,7 @@ struct TwoShotBounds {
 };
 constexpr TwoShotBounds kFastTwoShot{384 * kKiB, 8192 * kKiB, true},
     kTwoShot{512 * kKiB, 2048 * kKiB, false};
-// Between two ranks from here on two shots are faster than a direct plan, in a stream and beside.
+// Between two ranks from here on two shots are faster than a one-shot plan, in a stream and beside.
 constexpr std::uint64_t kPairTwoShotBytes = 2048 * kKiB;
 TwoShotBounds two_shot_bounds(const PlanRequest& request, const PlanLimits& limits,
                               std::uint64_t bytes) {
@@ -112,7 +112,7 @@ bool one_loop(const PlanLimits& limits, std::uint64_t message) {
   constexpr std::uint32_t kPieceBytes = 16;
   const Protocol protocol = packet_protocol(limits, message);
   const std::uint32_t slot =
-      limits.packet_slot_bytes != 0 ? limits.packet_slot_bytes : limits.escape_slot_bytes;
+      limits.packet_slot_bytes != 0 ? limits.packet_slot_bytes : limits.guaranteed_slot_bytes;
   const std::uint32_t lane = payload_bytes(protocol, slot);
   return message <= std::uint64_t{limits.lanes} * (lane - lane % kPieceBytes);
 }
@@ -120,8 +120,8 @@ bool one_loop(const PlanLimits& limits, std::uint64_t message) {
 bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);
   const TwoShotBounds bounds = two_shot_bounds(request, limits, bytes);
-  if (!two_shot_serves(request.kind) || n > kCudaDirectRanks ||
-      limits.escape_slots < kMinTwoShotSlots || bytes > bounds.most ||
+  if (!two_shot_serves(request.kind) || n > kCudaOneShotRanks ||
+      limits.guaranteed_slots < kMinTwoShotSlots || bytes > bounds.most ||
       !one_loop(limits, (bytes + n - 1) / n)) {
     return false;
   }
@@ -133,7 +133,7 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
 }
 
 // Whether a broadcast or a reduction goes down a chain, of which each GPU sends to one and receives
-// from one: faster than a mesh plan at every size that is no packet's.
+// from one: faster than an rsag plan at every size that is no packet's.
 bool chain_pays(const PlanRequest& request) {
   return chain_serves(request.kind) && request.ranks > 2 && request.ranks <= kShortChainRanks;
 }
@@ -143,7 +143,7 @@ bool chain_pays(const PlanRequest& request) {
 // measured: by the clock, for 72 GPUs of one domain.
 constexpr std::uint64_t kCudaTreeBytesARank = 256 * kKiB;  // count × element size
 bool trees_pay(const PlanRequest& request, std::uint64_t bytes) {
-  if (request.ranks <= kMaxDirectRanks || !double_binary_tree_serves(request.kind)) return false;
+  if (request.ranks <= kMaxRanksInSets || !double_binary_tree_serves(request.kind)) return false;
   return request.kind != Kind::kAllReduce ||
          bytes <= kCudaTreeBytesARank * static_cast<std::uint64_t>(request.ranks);
 }
@@ -153,17 +153,17 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
   if (two_shot_pays(request, limits, bytes)) return Algorithm::kTwoShot;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
   const bool lines = packet_protocol(limits, bytes) == Protocol::kLine;
-  const bool short_enough = bytes <= kCudaDirectBytes || lines;
+  const bool short_enough = bytes <= kCudaOneShotBytes || lines;
   const bool fast = lines && (!reduces(request.kind) || is_common_sum(request.dtype, request.op));
-  const std::uint64_t most_sent = fast && request.ranks > 2 ? kCudaManySent : kCudaDirectSent;
-  if (request.ranks <= kCudaDirectRanks && short_enough && sent <= most_sent &&
+  const std::uint64_t most_sent = fast && request.ranks > 2 ? kCudaManySent : kCudaOneShotSent;
+  if (request.ranks <= kCudaOneShotRanks && short_enough && sent <= most_sent &&
       one_loop(limits, bytes)) {
-    return Algorithm::kDirect;
+    return Algorithm::kOneShot;
   }
   if (chain_pays(request)) return Algorithm::kChain;
   if (trees_pay(request, bytes)) return Algorithm::kDoubleBinaryTree;
-  const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;
-  return mesh ? Algorithm::kMesh : algorithm_for_many(request.kind);
+  const bool rsag = rsag_serves(request.kind) && request.ranks <= kMaxRanksInSets;
+  return rsag ? Algorithm::kRsag : algorithm_for_many(request.kind);
 }
 
 }  // namespace

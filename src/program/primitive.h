@@ -1,17 +1,13 @@
-// The instruction set between planners and the engine: what one rank does for a collective.
-//
-// A program is a list of primitives, executed once per chunk ("loop" l = 0, 1, …): the l-th pass
+// The instruction set between planners and the engine: what one rank does for a collective. A
+// program is a list of primitives, executed once per chunk ("loop" l = 0, 1, …): the l-th pass
 // works on chunk l of every part (but see the lag below). A part is a contiguous piece of the
-// user's data (see geometry.h); a primitive whose chunk is empty in this loop is skipped, on every
-// rank alike. Primitives are fusions of send, recv, reduce, copy (paper Sec. 4.1). Between two
-// ranks everything travels in order through one connector per (group, key, lane), so the k-th send
-// to a peer is matched with that peer's k-th receive from us; the plan checker proves that they
-// fit.
+// user's data (geometry.h); a primitive whose chunk is empty in this loop is skipped, on every rank
+// alike. Primitives are fusions of send, recv, reduce, copy (paper Sec. 4.1). The k-th send to a
+// peer is matched with that peer's k-th receive from us, which the plan checker proves to fit.
 //
-// With whom: a plan lists the rank's neighbours, the members that it has anything to do with, and
-// sets of them. A primitive receives from one neighbour, or from a set, and sends to one, or to a
-// set. A set, even of one, is more than its members: all of a primitive's slices with a set move at
-// once, or none does.
+// A plan lists the rank's neighbours, the members that it has anything to do with, and sets of
+// them. A primitive receives from one neighbour, or from a set, and sends to one, or to a set. All
+// of a primitive's slices with a set, even of one, move at once, or none does.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +21,7 @@ inline constexpr std::uint16_t kNoPeer = 0xffff;
 inline constexpr int kMaxGroupRanks = 65'000;  // that 16 bits say
 // Of plans whose programs, or whose values as the checker follows them, grow with the group.
 inline constexpr int kMaxLinearRanks = 1024;
-inline constexpr int kMaxDirectRanks = 64;  // for plans with sets of all others
+inline constexpr int kMaxRanksInSets = 64;  // for plans with sets of all others
 // Of a rank, in a plan with sets: with the rank itself, sources of one slice. And sets of a plan.
 inline constexpr int kMostNeighbours = 63, kMostSets = 8;
 

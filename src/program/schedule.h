@@ -1,10 +1,7 @@
 // A plan as executors run it that know no slices' order but this (device/cuda/exec): made once a
-// plan by plan/lower.h, of one rank, without addresses. What each call adds is in device/cuda/dev/
-// stream_call.h. Nothing here says which algorithm a plan is of: what an executor does otherwise
-// for one than for another is a number, or a bit.
-//
-// Ranks are known by *places*: the rank itself and its neighbours, in ascending order of group
-// rank. So a rank of a large group that has few neighbours is as one of a small group.
+// plan by plan/lower.h, of one rank, without addresses. What each call adds is in
+// device/cuda/dev/stream_call.h. Nothing here says which algorithm a plan is of. Ranks are known by
+// *places*: the rank itself and its neighbours, in ascending order of group rank.
 //
 // Two movements are known. Packets: one loop a lane, at most one primitive that sends and one that
 // receives, or two hops. Slots: chunk after chunk, by at most three steps, each a primitive: one
@@ -29,7 +26,7 @@ inline constexpr std::uint32_t kLeastThreads = 128;
 inline constexpr std::uint32_t kStreamCallUnitBytes = 8;  // what a thread moves of packets at once
 inline constexpr unsigned kStreamCallControl = 32;        // threads of a block that move no packets
 inline constexpr int kStreamCallUnits = 40;               // that each of the others reduces at most
-inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block that moves slots
+inline constexpr std::uint32_t kLeastSlotThreads = 224;   // of a block that moves slots
 
 // What an executor of slots does otherwise for one plan than for another.
 struct SlotTuning {

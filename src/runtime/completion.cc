@@ -37,7 +37,7 @@ void Context::end_call(Submitted& s, const Result& result) {
   }
 }
 
-Result Context::on_done(unjamRequest& request, unjamCallback_t callback, void* user) {
+Result Context::on_complete(unjamRequest& request, unjamCallback_t callback, void* user) {
   {
     std::lock_guard lock(mutex_);
     if (Submitted* s = request.submitted; s != nullptr) {

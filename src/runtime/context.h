@@ -112,7 +112,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // Whether the calling thread runs callbacks: what it waits for might wait for it.
   static bool in_callback();
   // Gives a pending request its callback; calls it at once if the request is done.
-  Result on_done(unjamRequest& request, unjamCallback_t callback, void* user);
+  Result on_complete(unjamRequest& request, unjamCallback_t callback, void* user);
   // Work queued in the stream from now on sees the invocation's results.
   Result stream_wait(unjamRequest& request, void* stream);
   // Takes completions out of the CQ.
@@ -159,7 +159,15 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::unique_lock<std::mutex> look() const;
   std::unique_lock<std::mutex> look_and_reap();
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
+  // A key as find_or_create_key() adds it; nullptr: there cannot be one, and why is in `result`.
+  std::unique_ptr<Key> make_key(unjamGroup& group, const std::string& text, Result& result);
   bool take_device_key(Key& key, Result& result);
+  // Another key that has the same tag, as text; "": there is none.
+  std::string same_tag(const Key& key) const;
+  Key& add_key(unjamGroup& group, std::unique_ptr<Key> key);
+  void open_ledger(Key& key, std::uint64_t done);
+  // Goes on where the key was when it was forgotten. What failed then moves out of the record.
+  void resume(Key& key, KeyRecord& record);
   // A key that stays for as long as this does, also without the lock.
   class Pin {
    public:
@@ -252,14 +260,14 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   }
   void enter_slot(std::uint16_t slot, const Submitted& s);
   // ---- keys.cc: what is held, and given back ----
-  std::size_t keys_at(KeyPlace place) const {
-    return places_[static_cast<std::size_t>(place)].size();
+  std::size_t keys_at(KeyList which) const {
+    return key_lists_[static_cast<std::size_t>(which)].size();
   }
-  void move_key(Key& key, KeyPlace place, bool front = false);
+  void move_key(Key& key, KeyList which, bool front = false);
   // A key's last invocation under way has ended.
   void rest(Key& key);
   bool settled(Key& key) const;
-  KeyPlace resting_place(const Key& key) const;
+  KeyList resting_place(const Key& key) const;
   // Looks at that many lingering keys, the longest first, whether they still are.
   void retire_lingering(std::size_t looks);
   // Forgets what is too much. Any key that is not pinned may be gone afterwards.
@@ -322,8 +330,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::vector<std::uint16_t> free_room_slots_;
   std::array<ClearRoom, kRoomSlots> being_cleared_{};  // by slot, from the first of them
   std::deque<ClearRoom> to_clear_;
-  std::vector<bool> met_;               // by rank
-  std::list<Key*> places_[kKeyPlaces];  // every key is in one, the longest there first
+  std::vector<bool> met_;                 // by rank
+  std::list<Key*> key_lists_[kKeyLists];  // every key is in one, the longest there first
   std::unordered_map<std::uint64_t, KeyRecord> records_;  // of forgotten keys, by tag
   // Of destroyed groups' keys, the latest: how often they were called, for ranks that still wait.
   std::deque<std::pair<std::uint64_t, std::uint64_t>> former_;

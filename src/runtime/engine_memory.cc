@@ -33,13 +33,14 @@ ArenaShape arena_shape(const Settings& settings, int ranks) {
   shape.first_connectors_log2 = static_cast<std::uint32_t>(std::countr_zero(
       std::bit_ceil(first == 0 ? shape.connectors : std::min(first, shape.connectors))));
   if (settings.device == UNJAM_DEVICE_CUDA) shape.page_bytes = 2 << 20;
-  shape.escape_slots = static_cast<std::uint32_t>(settings.escape_slots);
-  shape.escape_slot_bytes = static_cast<std::uint32_t>(settings.escape_slot_bytes);
-  shape.borrow_slots = static_cast<std::uint32_t>(settings.borrow_slots);
+  shape.guaranteed_slots = static_cast<std::uint32_t>(settings.guaranteed_slots);
+  shape.guaranteed_slot_bytes = static_cast<std::uint32_t>(settings.guaranteed_slot_bytes);
+  shape.pool_slots = static_cast<std::uint32_t>(settings.pool_slots);
   // One holds a whole chunk of a ring plan, unless said otherwise.
-  shape.borrow_slot_bytes = static_cast<std::uint32_t>(
-      settings.borrow_slot_bytes != 0 ? settings.borrow_slot_bytes
-                                      : (settings.escape_slots - 1) * settings.escape_slot_bytes);
+  shape.pool_slot_bytes = static_cast<std::uint32_t>(settings.pool_slot_bytes != 0
+                                                         ? settings.pool_slot_bytes
+                                                         : (settings.guaranteed_slots - 1) *
+                                                               settings.guaranteed_slot_bytes);
   // Whole pages, as all of an arena.
   shape.heap_bytes = (static_cast<std::uint64_t>(settings.heap_bytes) + 4095) / 4096 * 4096;
   shape.derive();
@@ -106,12 +107,12 @@ EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
     // In one piece, of which only what belongs to neighbours is ever touched.
     ConnectorOwner* const owners =
         take<ConnectorOwner>(std::size_t{shape.ranks} * shape.connectors);
-    BorrowUse* const borrows = take<BorrowUse>(std::size_t{shape.ranks} * shape.borrow_slots);
+    PoolUse* const borrows = take<PoolUse>(std::size_t{shape.ranks} * shape.pool_slots);
     std::uint16_t* const places = take<std::uint16_t>(std::size_t{shape.ranks} * shape.places());
     for (std::uint32_t p = 0; p < shape.ranks; ++p) {
       if (p == t.rank) continue;
       t.peers[p].owners = owners + std::size_t{p} * shape.connectors;
-      t.peers[p].borrows = borrows + std::size_t{p} * shape.borrow_slots;
+      t.peers[p].borrows = borrows + std::size_t{p} * shape.pool_slots;
       t.peers[p].places = places + std::size_t{p} * shape.places();
       t.peers[p].given_back = kNoConnector;
       t.peers[p].pool = shape.connectors < kFirstPool ? shape.connectors : kFirstPool;

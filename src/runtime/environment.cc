@@ -11,6 +11,7 @@
 
 #include "base/fork_guard.h"
 #include "base/json_writer.h"
+#include "plan/registry.h"
 #include "runtime/log.h"
 #include "runtime/settings.h"
 
@@ -59,6 +60,14 @@ std::string_view nearest(std::string_view name, const std::vector<std::string_vi
   return found;
 }
 
+// Says what an algorithm is called now; "": it has no other name.
+std::string former_algorithm(std::string_view name) {
+  const std::string_view now = name_today(name);
+  if (now == name) return "";
+  return std::string(name) + " is now called " + std::string(now) +
+         ": use that name, for the former one goes with the next release";
+}
+
 }  // namespace
 
 std::vector<UnknownVariable> unknown_variables(const char* const* environment) {
@@ -96,6 +105,10 @@ std::vector<std::string> former_names_in_use() {
     texts.push_back(std::string(f.former) + " is now called " + f.name +
                     (both ? ", which is set, too, and counts: leave out the former name"
                           : ": use that name, for the former one goes with the next release"));
+  }
+  if (const char* const name = std::getenv("UNJAM_ALGORITHM"); name != nullptr) {
+    const std::string text = former_algorithm(name);
+    if (!text.empty()) texts.push_back("UNJAM_ALGORITHM: " + text);
   }
   return texts;
 }
@@ -155,6 +168,16 @@ std::string environment_json() {
   }
   w.end_array();
   return w.text();
+}
+
+void warn_of_former_algorithm(std::string_view name, int rank) {
+  const std::string text = former_algorithm(name);
+  if (text.empty()) return;
+  struct Once {
+    std::once_flag flag;
+  };
+  std::call_once(per_process<Once>().flag,
+                 [&] { Log::process().say(LogLevel::kWarn, rank, [&] { return text; }); });
 }
 
 void warn_of_variables(int rank) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace unjam {
@@ -23,5 +24,7 @@ std::vector<std::string> former_names_in_use();
 
 // Says both in the log of `rank`, once in a process.
 void warn_of_variables(int rank);
+// The same, where a call's algorithm has a former name.
+void warn_of_former_algorithm(std::string_view name, int rank);
 
 }  // namespace unjam

@@ -107,7 +107,7 @@ void Context::fail_waiting(Key& key, std::uint64_t from, const Result& why) {
     end_call(*key.halves.back(), why);
     key.halves.pop_back();
   }
-  if (!key.busy() && key.place == KeyPlace::kBusy) rest(key);
+  if (!key.busy() && key.list == KeyList::kBusy) rest(key);
 }
 
 Result Context::async_error() {

@@ -12,17 +12,17 @@ namespace {
 constexpr const char* kStepNames[kSteps] = {"read_sqe", "prepare", "load_context", "save_context",
                                             "write_cqe"};
 
-const char* to_string(KeyPlace place) {
-  switch (place) {
-    case KeyPlace::kBusy:
+const char* to_string(KeyList list) {
+  switch (list) {
+    case KeyList::kBusy:
       return "busy";
-    case KeyPlace::kLingering:
+    case KeyList::kLingering:
       return "lingering";
-    case KeyPlace::kIdle:
+    case KeyList::kIdle:
       return "idle";
-    case KeyPlace::kRegistered:
+    case KeyList::kRegistered:
       return "registered";
-    case KeyPlace::kDoomed:
+    case KeyList::kDoomed:
       return "doomed";
   }
   return "";
@@ -87,7 +87,7 @@ Context::Held Context::what_is_held() const {
         const auto rank = static_cast<std::uint32_t>(group.members[q]);
         Held::Peer& peer = held.peers[rank];
         // A lane may be writing to the endpoint of a busy key.
-        if (key->place == KeyPlace::kBusy) {
+        if (key->list == KeyList::kBusy) {
           ++peer.busy;
         } else if (t.drained(rank, out)) {
           ++peer.idle;
@@ -113,7 +113,7 @@ Context::Held Context::what_is_held() const {
 // Group ranks' world ranks that have slices of a key to take, which has nothing under way.
 std::vector<int> Context::undelivered_to(const Key& key) const {
   std::vector<int> peers;
-  if (key.place == KeyPlace::kBusy) return peers;
+  if (key.list == KeyList::kBusy) return peers;
   for (std::size_t q = 0; q < key.group->members.size(); ++q) {
     const int rank = key.group->members[q];
     for (std::size_t l = 0; l < key.lanes.size(); ++l) {
@@ -145,10 +145,10 @@ void Context::put_memory(JsonWriter& w, const Held& held) const {
   const std::uint64_t endpoint = sizeof(OutEndpoint) + sizeof(InEndpoint);
   w.key("memory").begin_object();
   w.field("connector_bytes", shape.connector_bytes());
-  w.field("escape_bytes_per_key_peer_lane",
+  w.field("guaranteed_bytes_per_key_peer_lane",
           shape.connector_bytes() + sizeof(CreditCell) + sizeof(DirectoryEntry));
   w.field("endpoint_bytes_per_key_peer_lane", endpoint);
-  w.field("borrow_bytes_per_peer_lane", shape.borrow_bytes());
+  w.field("pool_bytes_per_peer_lane", shape.pool_bytes());
   w.field("context_bytes_per_invocation",
           std::uint64_t{sizeof(Invocation) + sizeof(Sqe) + sizeof(std::uint64_t) +
                         2 * sizeof(std::uint32_t)} +
@@ -206,11 +206,11 @@ void Context::put_held(JsonWriter& w) const {
         return group->parent != nullptr && (!group->destroyed || group->in_use != 0);
       }));
   w.key("held").begin_object();
-  w.field("keys_busy", keys_at(KeyPlace::kBusy));
-  w.field("keys_lingering", keys_at(KeyPlace::kLingering));
-  w.field("keys_idle", keys_at(KeyPlace::kIdle));
-  w.field("keys_registered", keys_at(KeyPlace::kRegistered));
-  w.field("keys_doomed", keys_at(KeyPlace::kDoomed));
+  w.field("keys_busy", keys_at(KeyList::kBusy));
+  w.field("keys_lingering", keys_at(KeyList::kLingering));
+  w.field("keys_idle", keys_at(KeyList::kIdle));
+  w.field("keys_registered", keys_at(KeyList::kRegistered));
+  w.field("keys_doomed", keys_at(KeyList::kDoomed));
   w.field("keys_leaving", dropping_ == nullptr ? std::uint64_t{0} : dropping_->keys.size());
   w.field("key_records", records_.size());
   w.field("keys_forgotten", forgotten_);
@@ -276,12 +276,14 @@ void Context::put_key(JsonWriter& w, Key& key) const {
       .field("spins", spins)
       .field("slices", slices)
       .field("time_ms", static_cast<double>(time_ns) / 1e6)
-      .field("state", to_string(key.place));
+      .field("state", to_string(key.list));
   w.key("undelivered_to").begin_array();
   for (const int peer : undelivered_to(key)) w.value(peer);
   w.end_array();
   w.field("algorithm", key.plan == nullptr ? "" : to_string(key.plan->algorithm));
   w.field("protocol", key.plan == nullptr ? "" : to_string(key.plan->protocol));
+  w.field("lanes",
+          std::uint32_t{key.plan == nullptr ? std::uint16_t{0} : key.plan->geometry.lanes});
   w.field("failed", key.failed.message);
   w.end_object();
 }

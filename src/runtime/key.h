@@ -22,14 +22,14 @@
 namespace unjam {
 
 // What a rank holds of a key, and why.
-enum class KeyPlace : std::uint8_t {
+enum class KeyList : std::uint8_t {
   kBusy,        // has invocations under way: counts towards max_active_keys
   kLingering,   // has none, but peers may have slices of it to consume
   kIdle,        // may be forgotten, the longest idle first
   kRegistered,  // idle, but kept for its unjamCollective
   kDoomed,      // idle and never to be used again (failed, or its group destroyed)
 };
-inline constexpr std::size_t kKeyPlaces = 5;
+inline constexpr std::size_t kKeyLists = 5;
 
 struct Key {
   std::string name;
@@ -58,8 +58,8 @@ struct Key {
   bool voided = false;  // peers know that this rank will never read the key again
   // While not busy: group ranks known to have no slices to consume, 64 in a word; none: nobody.
   std::vector<std::uint64_t> settled;
-  KeyPlace place = KeyPlace::kIdle;
-  std::list<Key*>::iterator at;  // in Context::places_
+  KeyList list = KeyList::kIdle;
+  std::list<Key*>::iterator at;  // in Context::key_lists_
   unjamCollective* registered = nullptr;
   // The last plan: most keys repeat one call.
   Signature planned_for;

@@ -75,7 +75,7 @@ bool Context::take_device_key(Key& key, Result& result) {
     state = streams_->take_key(key.engine_lanes);
   }
   if (state == nullptr) {
-    const bool soon = dropping_ != nullptr || keys_at(KeyPlace::kDoomed) != 0;
+    const bool soon = dropping_ != nullptr || keys_at(KeyList::kDoomed) != 0;
     result = {UNJAM_ERROR_RESOURCES,
               "there is device memory for " + std::to_string(device_keys(settings_)) +
                   " keys of this rank, and " +
@@ -99,28 +99,34 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     return nullptr;
   }
   tidy();
+  std::unique_ptr<Key> key = make_key(group, text, result);
+  if (key == nullptr) return nullptr;
+  Key& added = add_key(group, std::move(key));
+  const auto record = records_.find(added.state.tag);
+  if (record == records_.end()) {
+    open_ledger(added, 0);
+    return &added;
+  }
+  resume(added, record->second);
+  records_.erase(record);
+  move_key(added, resting_place(added));  // one that has failed is only asked for its error
+  return &added;
+}
+
+std::unique_ptr<Key> Context::make_key(unjamGroup& group, const std::string& text, Result& result) {
   auto key = std::make_unique<Key>();
   if (cuda()) {
     // In front of all lookups below, for taking completions tidies up, too.
     if (!take_device_key(*key, result)) return nullptr;
   }
-  const std::uint64_t tag = key_tag(group, text);
   key->name = text;
   key->group = &group;
-  key->state.tag = tag;
+  key->state.tag = key_tag(group, text);
   key->state.group = group.tag;
-  const auto clash = [&](const std::string& other) {
+  if (const std::string other = same_tag(*key); !other.empty()) {
     result = {UNJAM_ERROR_RESOURCES, name_text(text, group.name) + " and " + other +
                                          " have the same 64-bit hash: rename one of them"};
     return nullptr;
-  };
-  if (const auto other = keys_.find(tag); other != keys_.end()) {
-    return clash(name_text(*other->second));
-  }
-  const auto record = records_.find(tag);
-  if (record != records_.end() &&
-      (record->second.group != &group || record->second.check != name_check(text))) {
-    return clash("a key used earlier");
   }
   const std::size_t lanes = memory_->rank().num_lanes, n = group.members.size();
   key->lanes.resize(lanes);
@@ -135,16 +141,32 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     key->engine_state = &key->state;
     key->engine_lanes = key->lanes.data();
   }
+  return key;
+}
+
+std::string Context::same_tag(const Key& key) const {
+  if (const auto other = keys_.find(key.state.tag); other != keys_.end()) {
+    return name_text(*other->second);
+  }
+  const auto record = records_.find(key.state.tag);
+  const bool another = record != records_.end() && (record->second.group != key.group ||
+                                                    record->second.check != name_check(key.name));
+  return another ? "a key used earlier" : "";
+}
+
+Key& Context::add_key(unjamGroup& group, std::unique_ptr<Key> key) {
   Key* p = key.get();
-  std::list<Key*>& idle = places_[static_cast<std::size_t>(KeyPlace::kIdle)];
+  const std::string text = p->name;
+  std::list<Key*>& idle = key_lists_[static_cast<std::size_t>(KeyList::kIdle)];
   p->at = idle.insert(idle.end(), p);
   try {
     keys_.reserve(keys_.size() + 1);
     group.keys.emplace(text, std::move(key));
+    const auto record = records_.find(p->state.tag);
     if (record != records_.end() && record->second.failure != nullptr && !record->second.voided) {
       failing_.push_back(p);
     }
-    keys_.emplace(tag, p);
+    keys_.emplace(p->state.tag, p);
   } catch (...) {
     std::erase(failing_, p);
     idle.erase(p->at);
@@ -152,24 +174,23 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     throw;
   }
   ++group.in_use;
-  const auto write_down = [&](std::uint64_t done) {
-    p->ledger = n == 1 ? nullptr : ledger_->open(tag, group.tag, done);
-  };
-  if (record == records_.end()) {
-    write_down(0);
-    return p;
+  return *p;
+}
+
+void Context::open_ledger(Key& key, std::uint64_t done) {
+  const bool alone = key.group->members.size() == 1;
+  key.ledger = alone ? nullptr : ledger_->open(key.state.tag, key.group->tag, done);
+}
+
+void Context::resume(Key& key, KeyRecord& record) {
+  open_ledger(
+      key, record.failure == nullptr ? record.uses : std::min(record.uses, record.failure->from));
+  key.submitted = key.completed = key.first = key.state.done = record.uses;
+  key.voided = record.voided;
+  if (record.failure != nullptr) {
+    key.failed_from = record.failure->from;
+    key.failed = std::move(record.failure->why);
   }
-  KeyRecord& r = record->second;
-  write_down(r.failure == nullptr ? r.uses : std::min(r.uses, r.failure->from));
-  p->submitted = p->completed = p->first = p->state.done = r.uses;
-  p->voided = r.voided;
-  if (r.failure != nullptr) {
-    p->failed_from = r.failure->from;
-    p->failed = std::move(r.failure->why);
-  }
-  records_.erase(record);
-  move_key(*p, resting_place(*p));  // one that has failed is only asked for its error
-  return p;
 }
 
 Result Context::register_collective(unjamGroup* group, const char* name, const Signature& signature,
@@ -199,8 +220,8 @@ Result Context::register_collective(unjamGroup* group, const char* name, const S
   collective->signature = signature;
   collective->priority = priority;
   key->registered = *out = collective.get();
-  if (key->place == KeyPlace::kIdle || key->place == KeyPlace::kDoomed) {
-    move_key(*key, KeyPlace::kRegistered);
+  if (key->list == KeyList::kIdle || key->list == KeyList::kDoomed) {
+    move_key(*key, KeyList::kRegistered);
   }
   collectives_.push_back(std::move(collective));
   return {};
@@ -214,26 +235,26 @@ Result Context::deregister(unjamCollective* collective) {
     return pending_error("a collective was to be deregistered", key.submitted - key.completed);
   }
   key.registered = nullptr;
-  if (key.place == KeyPlace::kRegistered) move_key(key, resting_place(key));
+  if (key.list == KeyList::kRegistered) move_key(key, resting_place(key));
   std::erase_if(collectives_, [&](const auto& c) { return c.get() == collective; });
   return {};
 }
 
 // ---- where a key stands ----
 
-void Context::move_key(Key& key, KeyPlace place, bool front) {
-  std::list<Key*>& to = places_[static_cast<std::size_t>(place)];
-  to.splice(front ? to.begin() : to.end(), places_[static_cast<std::size_t>(key.place)], key.at);
-  key.place = place;
-  if (place == KeyPlace::kBusy) key.settled.clear();
+void Context::move_key(Key& key, KeyList which, bool front) {
+  std::list<Key*>& to = key_lists_[static_cast<std::size_t>(which)];
+  to.splice(front ? to.begin() : to.end(), key_lists_[static_cast<std::size_t>(key.list)], key.at);
+  key.list = which;
+  if (which == KeyList::kBusy) key.settled.clear();
 }
 
-void Context::rest(Key& key) { move_key(key, KeyPlace::kLingering); }
+void Context::rest(Key& key) { move_key(key, KeyList::kLingering); }
 
-KeyPlace Context::resting_place(const Key& key) const {
-  if (key.registered != nullptr) return KeyPlace::kRegistered;
+KeyList Context::resting_place(const Key& key) const {
+  if (key.registered != nullptr) return KeyList::kRegistered;
   const bool hopeless = key.over() || key.group->destroyed || !key.group->failed.ok();
-  return hopeless ? KeyPlace::kDoomed : KeyPlace::kIdle;
+  return hopeless ? KeyList::kDoomed : KeyList::kIdle;
 }
 
 // No peer has slices of the key to consume. Only while it has nothing in the engine. What is found
@@ -264,10 +285,10 @@ bool Context::settled(Key& key) const {
 }
 
 void Context::retire_lingering(std::size_t looks) {
-  std::list<Key*>& lingering = places_[static_cast<std::size_t>(KeyPlace::kLingering)];
+  std::list<Key*>& lingering = key_lists_[static_cast<std::size_t>(KeyList::kLingering)];
   for (looks = std::min(looks, lingering.size()); looks != 0; --looks) {
     Key& key = *lingering.front();
-    move_key(key, settled(key) ? resting_place(key) : KeyPlace::kLingering);
+    move_key(key, settled(key) ? resting_place(key) : KeyList::kLingering);
   }
 }
 
@@ -278,10 +299,10 @@ void Context::tidy() {
   // As many as complete, on the whole: the list stays short.
   retire_lingering(1);
   const auto limit = static_cast<std::size_t>(settings_.idle_keys);
-  const std::size_t kept = keys_at(KeyPlace::kLingering) + keys_at(KeyPlace::kIdle);
+  const std::size_t kept = keys_at(KeyList::kLingering) + keys_at(KeyList::kIdle);
   // What a CUDA rank's peers have yet to take is not known here: nothing idle is forgotten there.
   const bool many = kept >= limit + kFew && !cuda();
-  if (!many && keys_at(KeyPlace::kDoomed) == 0 && failing_.empty() && failing_records_.empty() &&
+  if (!many && keys_at(KeyList::kDoomed) == 0 && failing_.empty() && failing_records_.empty() &&
       voiding_.empty()) {
     return;
   }
@@ -330,13 +351,13 @@ void Context::collect_marks(KeyDrop& drop) {
   for (std::size_t looks = std::min(failing_.size(), kBatch); looks != 0; --looks) {
     Key& key = *failing_.front();
     failing_.pop_front();
-    if (key.place == KeyPlace::kBusy || !key.over() || !hears_marks(*key.group)) {
+    if (key.list == KeyList::kBusy || !key.over() || !hears_marks(*key.group)) {
       failing_.push_back(&key);  // it has uses before the one that failed
       continue;
     }
     mark(*key.group, key.state.tag);
     key.voided = true;
-    if (key.place == KeyPlace::kIdle) move_key(key, resting_place(key));
+    if (key.list == KeyList::kIdle) move_key(key, resting_place(key));
   }
   for (std::size_t i = 0; i < kBatch && !failing_records_.empty(); ++i) {
     const auto record = records_.find(failing_records_.back());
@@ -360,18 +381,18 @@ void Context::collect_marks(KeyDrop& drop) {
 }
 
 void Context::collect_keys(KeyDrop& drop) {
-  const auto from = [&](KeyPlace place, std::size_t count) {
-    std::list<Key*>& list = places_[static_cast<std::size_t>(place)];
+  const auto from = [&](KeyList which, std::size_t count) {
+    std::list<Key*>& list = key_lists_[static_cast<std::size_t>(which)];
     for (std::size_t looks = std::min(count, list.size());
          looks != 0 && drop.keys.size() != drop.keys.capacity(); --looks) {
       Key& key = *list.front();
-      if (!forget(drop, key)) move_key(key, place);  // pinned: later
+      if (!forget(drop, key)) move_key(key, which);  // pinned: later
     }
   };
-  from(KeyPlace::kDoomed, kBatch);
+  from(KeyList::kDoomed, kBatch);
   const auto limit = static_cast<std::size_t>(settings_.idle_keys);
-  const std::size_t kept = keys_at(KeyPlace::kLingering) + keys_at(KeyPlace::kIdle);
-  if (kept > limit && !cuda()) from(KeyPlace::kIdle, kept - limit);
+  const std::size_t kept = keys_at(KeyList::kLingering) + keys_at(KeyList::kIdle);
+  if (kept > limit && !cuda()) from(KeyList::kIdle, kept - limit);
 }
 
 bool Context::forget(KeyDrop& drop, Key& key) {
@@ -400,7 +421,7 @@ bool Context::forget(KeyDrop& drop, Key& key) {
   r.settled = key.settled.empty() ? nullptr : key.settled.data();
   drop.releases.push_back(r);  // there is room, as in `keys`
   ledger_->close(key.ledger);
-  places_[static_cast<std::size_t>(key.place)].erase(key.at);
+  key_lists_[static_cast<std::size_t>(key.list)].erase(key.at);
   keys_.erase(tag);
   const auto owned = group.keys.find(key.name);
   drop.keys.push_back(std::move(owned->second));
@@ -436,9 +457,9 @@ void Context::release_group(unjamGroup& group) {
   for (auto& [name, key] : group.keys) {
     if (key->registered != nullptr) key->registered->key = nullptr;
     key->registered = nullptr;
-    const KeyPlace place =
-        key->place == KeyPlace::kLingering ? KeyPlace::kLingering : resting_place(*key);
-    move_key(*key, place, true);  // looked at first
+    const KeyList which =
+        key->list == KeyList::kLingering ? KeyList::kLingering : resting_place(*key);
+    move_key(*key, which, true);  // looked at first
   }
   std::erase_if(records_, [&](const auto& record) {
     if (record.second.group != &group) return false;

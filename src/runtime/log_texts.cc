@@ -57,10 +57,11 @@ std::string World::banner(const Settings& s) const {
     if (!carrier().empty()) text += ", those on other hosts by " + carrier();
   }
   text += "; " + std::to_string(s.lanes) + (s.lanes == 1 ? " lane, " : " lanes, ") +
-          std::to_string(s.escape_slots) + " slots of " + std::to_string(s.escape_slot_bytes) +
-          " bytes a connector, at most " + std::to_string(s.max_active_keys) +
-          " keys under way, heap " + std::to_string(s.heap_bytes) + " bytes; " +
-          limit_text("timeout", s.timeout_ms) + ", " + limit_text("report after", s.report_ms);
+          std::to_string(s.guaranteed_slots) + " slots of " +
+          std::to_string(s.guaranteed_slot_bytes) + " bytes a connector, at most " +
+          std::to_string(s.max_active_keys) + " keys under way, heap " +
+          std::to_string(s.heap_bytes) + " bytes; " + limit_text("timeout", s.timeout_ms) + ", " +
+          limit_text("report after", s.report_ms);
   return text + set_variables();
 }
 

@@ -64,7 +64,7 @@ bool Network::open(const Places& places, std::string& error) {
   CarrierPlaces c;
   c.processes = places_.processes;
   c.self = places_.self;
-  c.most_payload = std::max(places_.shape.escape_slot_bytes, places_.shape.borrow_slot_bytes);
+  c.most_payload = std::max(places_.shape.guaranteed_slot_bytes, places_.shape.pool_slot_bytes);
   const auto ranks = static_cast<std::uint32_t>(places_.process_of.size());
   for (std::uint32_t r = 0; r < ranks; ++r) {
     if (places_.process_of[r] == kBeside) continue;

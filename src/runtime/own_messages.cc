@@ -22,7 +22,7 @@ std::string half_text(const Submitted& s) {
   const Signature& c = s.call.signature;
   return std::string(s.call.half == Half::kSend ? "sends" : "receives") +
          " count=" + std::to_string(c.count) + ", " + to_string(c.dtype) + c.algorithm_text(", ") +
-         (c.alike[0] == 0 ? "" : " as '" + std::string(c.alike.data()) + "'");
+         (c.match_text[0] == 0 ? "" : " as '" + std::string(c.match_text.data()) + "'");
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ Result Context::leave_half(std::unique_ptr<Submitted> s, unjamRequest** request)
   log_called(half);
   ++key.group->pending;
   if (half.call.callback != nullptr) ++callbacks_;
-  move_key(key, KeyPlace::kBusy);
+  move_key(key, KeyList::kBusy);
   return {};
 }
 

@@ -154,7 +154,7 @@ RankSnapshot Context::snapshot() {
 std::vector<PendingCall> Context::untaken() const {
   constexpr std::uint64_t kUses = 8;  // the latest of a key: a peer may be behind by some
   std::vector<PendingCall> calls;
-  const auto& lingering = places_[static_cast<std::size_t>(KeyPlace::kLingering)];
+  const auto& lingering = key_lists_[static_cast<std::size_t>(KeyList::kLingering)];
   for (auto it = lingering.rbegin(); it != lingering.rend(); ++it) {
     const Key& key = **it;
     if (key.group->members.size() == 1 || (!cuda() && undelivered_to(key).empty())) continue;

@@ -219,13 +219,13 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
   if (o.what == What::kAgree) {
     call.signature.kind = Kind::kAllGather;
     call.signature.dtype = DType::kUint64;
-    call.signature.set_alike(call_.alike.c_str());
+    call.signature.set_match_text(call_.match_text.c_str());
     call.send = &digest_;
     call.recv = o.data;
     result = context_->submit(group_, call_.key.c_str(), call, &o.request);
   } else {
     call.signature.kind = Kind::kSendRecv;
-    if (gave_up_) call.signature.set_alike(kGaveUp);
+    if (gave_up_) call.signature.set_match_text(kGaveUp);
     if (sends(o.what)) {
       call.send = o.data;
     } else {

@@ -35,7 +35,7 @@ struct ReshardCall {
   std::vector<LocalTensor> src, dst;
   std::string key;
   std::int32_t priority = 0;
-  std::string alike;
+  std::string match_text;
   unjamCallback_t callback = nullptr;
   void* user = nullptr;
 };

@@ -130,7 +130,7 @@ bool Rooms::add_next(const Pair& who, ClearRoom& room, std::string& error) {
     error = "there is no memory for what rank " + std::to_string(who.second) + " sends to rank " +
             std::to_string(who.first) + " (" + std::to_string(bytes >> 20) + " MiB): " + why +
             ". Leave more of it free and call again, or lower UNJAM_FIRST_CONNECTORS, "
-            "UNJAM_BORROW_SLOTS or UNJAM_ESCAPE_SLOT_BYTES on all ranks";
+            "UNJAM_POOL_SLOTS or UNJAM_GUARANTEED_SLOT_BYTES on all ranks";
     return false;
   }
   s.added = to;

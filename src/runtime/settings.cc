@@ -19,6 +19,7 @@
 
 namespace unjam {
 
+// Long because it is the table of all variables.
 const std::vector<Variable>& variables() {
   static const std::vector<Variable> kVariables = {
       {"UNJAM_DEVICE", &Settings::device, 0, 1, "host|cuda",
@@ -54,20 +55,20 @@ const std::vector<Variable>& variables() {
        "more get it when keys have use for them. 0: all, for which the host's pages come as they "
        "are touched. On CUDA 8 unless said, and under the hold policy always all.",
        true},
-      {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
+      {"UNJAM_GUARANTEED_SLOTS", &Settings::guaranteed_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
-      {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
+      {"UNJAM_GUARANTEED_SLOT_BYTES", &Settings::guaranteed_slot_bytes, 256, 1 << 20, nullptr,
        "Bytes of a guaranteed slot; a multiple of 64. On CUDA 74944 (two ranks: 149824) unless "
        "said, with 16 lanes and fewer about twice as many, with 8 and fewer four times. `unjam "
-       "info "
-       "--computed` says what that comes to for each neighbour.",
+       "info --computed` says what that comes to for each neighbour.",
        true, true},
-      {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
+      {"UNJAM_POOL_SLOTS", &Settings::pool_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
-      {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
+      {"UNJAM_POOL_SLOT_BYTES", &Settings::pool_slot_bytes, 0, 1 << 24, nullptr,
        "Bytes of a larger slot, a multiple of 64 and at least those of a guaranteed one; 0: as "
-       "many as escape_slots - 1 guaranteed ones. On CUDA 299776 (two ranks: 299648) unless said, "
-       "and more where guaranteed ones are larger. Of what is no multiple of a guaranteed one the "
+       "many as guaranteed_slots - 1 guaranteed ones. On CUDA 299776 (two ranks: 299648) unless "
+       "said, and more where guaranteed ones are larger. Of what is no multiple of a guaranteed "
+       "one the "
        "rest is not used.",
        true, true},
       {"UNJAM_SPIN_HEAD", &Settings::spin_head, 0, 1 << 30, nullptr,
@@ -147,7 +148,7 @@ const std::vector<Variable>& variables() {
        "auto.",
        true},
       {"UNJAM_OVERLAP", &Settings::overlap, 0, 2, nullptr,
-       "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "
+       "Whether rsag plans work on several chunks at a time, where the guaranteed slots suffice (4 "
        "for an all-reduce): hides the links' latency. 2: and send one while they receive another, "
        "as one slice (not broadcast and reduce). On CUDA 1 unless said.",
        true},
@@ -252,6 +253,10 @@ const std::vector<const char*>& names_of_others() {
 
 const std::vector<FormerName>& former_names() {
   static const std::vector<FormerName> kNames = {
+      {"UNJAM_ESCAPE_SLOTS", "UNJAM_GUARANTEED_SLOTS"},
+      {"UNJAM_ESCAPE_SLOT_BYTES", "UNJAM_GUARANTEED_SLOT_BYTES"},
+      {"UNJAM_BORROW_SLOTS", "UNJAM_POOL_SLOTS"},
+      {"UNJAM_BORROW_SLOT_BYTES", "UNJAM_POOL_SLOT_BYTES"},
       {"UNJAM_SOLO", "UNJAM_IN_STREAM"},
       {"UNJAM_SOLO_PATIENCE_US", "UNJAM_IN_STREAM_PATIENCE_US"},
       {"UNJAM_SOLO_OVERLAP", "UNJAM_IN_STREAM_OVERLAP"}};
@@ -291,8 +296,9 @@ constexpr std::pair<const char*, std::int64_t> kSwitchWords[] = {
 
 bool parse(const Variable& v, const char* text, std::int64_t& value) {
   // (Behind the names, a choice's number is taken as well.)
+  const std::string_view choice = v.field == &Settings::algorithm ? name_today(text) : text;
   for (std::int64_t i = v.min; v.choices != nullptr && i <= v.max; ++i) {
-    if (value_text(v, i) != text) continue;
+    if (value_text(v, i) != choice) continue;
     value = i;
     return true;
   }
@@ -353,11 +359,11 @@ Settings device_defaults(unjamDevice_t device) {
   s.max_active_keys = 64;
   s.idle_keys = 4096;
   s.first_connectors = 8;
-  // Four, so that mesh plans overlap.
-  s.escape_slots = 4;
+  // Four, so that rsag plans overlap.
+  s.guaranteed_slots = 4;
   s.overlap = 1;
-  s.escape_slot_bytes = s.borrow_slot_bytes = kByLanes;
-  s.borrow_slots = 16;
+  s.guaranteed_slot_bytes = s.pool_slot_bytes = kByLanes;
+  s.pool_slots = 16;
   // A poll takes most of a microsecond. An attempt at something that no peer has called must be
   // over in 50 us together with the quit after it, for so much later may a synchronisation of the
   // device return; and to look for something that a peer has begun is better than to wait for one.
@@ -371,9 +377,9 @@ Settings device_defaults(unjamDevice_t device) {
 
 std::uint32_t packet_slot_bytes(const Settings& s, int ranks) {
   const bool by_lanes =
-      s.device != UNJAM_DEVICE_HOST && s.escape_slot_bytes == cuda_slot_bytes(ranks, s.lanes);
+      s.device != UNJAM_DEVICE_HOST && s.guaranteed_slot_bytes == cuda_slot_bytes(ranks, s.lanes);
   return static_cast<std::uint32_t>(by_lanes ? cuda_slot_bytes(ranks, kCudaLanes)
-                                             : s.escape_slot_bytes);
+                                             : s.guaranteed_slot_bytes);
 }
 
 std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes) {
@@ -424,11 +430,11 @@ bool take_config(const unjamConfig_t& config, Settings& s, std::string& error) {
   take(&Settings::lanes, c.lanes, 0);
   take(&Settings::block_threads, c.block_threads, 0);
   take(&Settings::max_active_keys, c.max_active_keys, 0);
-  take(&Settings::escape_slots, c.escape_slots, 0);
-  take(&Settings::escape_slot_bytes, c.escape_slot_bytes, 0);
+  take(&Settings::guaranteed_slots, c.guaranteed_slots, 0);
+  take(&Settings::guaranteed_slot_bytes, c.guaranteed_slot_bytes, 0);
   // Unsigned -1 means "none", since 0 means "default".
-  take(&Settings::borrow_slots, c.borrow_slots == UINT32_MAX ? 0 : c.borrow_slots,
-       c.borrow_slots == UINT32_MAX ? -1 : 0);
+  take(&Settings::pool_slots, c.pool_slots == UINT32_MAX ? 0 : c.pool_slots,
+       c.pool_slots == UINT32_MAX ? -1 : 0);
   take(&Settings::spin_head, c.spin_head, 0);
   take(&Settings::spin_base, c.spin_base, 0);
   take(&Settings::spin_boost, c.spin_boost, 0);
@@ -455,50 +461,49 @@ bool take_config(const unjamConfig_t& config, Settings& s, std::string& error) {
 // Bytes of slots that nobody has said.
 void fill_slot_bytes(int ranks, Settings& s) {
   const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
-  if (s.escape_slot_bytes == kByLanes) {
+  if (s.guaranteed_slot_bytes == kByLanes) {
     // Who says how large the larger ones are need not know of this.
     const auto fits = [&](std::int64_t bytes) {
-      return s.borrow_slots == 0 || s.borrow_slot_bytes <= 0 || s.borrow_slot_bytes >= bytes;
+      return s.pool_slots == 0 || s.pool_slot_bytes <= 0 || s.pool_slot_bytes >= bytes;
     };
     // At least, the same without lines' flags.
     const std::int64_t usual = cuda_slot_bytes(ranks, kCudaLanes);
-    s.escape_slot_bytes = fits(slot)    ? slot
-                          : fits(usual) ? usual
-                                        : std::bit_floor(static_cast<std::uint64_t>(usual));
+    s.guaranteed_slot_bytes = fits(slot)    ? slot
+                              : fits(usual) ? usual
+                                            : std::bit_floor(static_cast<std::uint64_t>(usual));
   }
-  if (s.borrow_slot_bytes == kByLanes && s.dma != 0 && s.device == UNJAM_DEVICE_CUDA) {
+  if (s.pool_slot_bytes == kByLanes && s.dma != 0 && s.device == UNJAM_DEVICE_CUDA) {
     // Twice as many that lie one behind the other without gaps: slices that follow each other there
     // copy engines move at once (engine/copy_server.h, plan/carried.h).
-    s.borrow_slot_bytes = s.escape_slot_bytes;
-    if (s.borrow_slots == device_defaults(UNJAM_DEVICE_CUDA).borrow_slots) s.borrow_slots *= 2;
-  } else if (s.borrow_slot_bytes == kByLanes) {
-    s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);
+    s.pool_slot_bytes = s.guaranteed_slot_bytes;
+    if (s.pool_slots == device_defaults(UNJAM_DEVICE_CUDA).pool_slots) s.pool_slots *= 2;
+  } else if (s.pool_slot_bytes == kByLanes) {
+    s.pool_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.guaranteed_slot_bytes);
   }
 }
 
 bool check_slot_bytes(Settings& s, std::string& error) {
-  if (s.escape_slot_bytes % kSlotGranularity != 0) {
-    error = "escape_slot_bytes (UNJAM_ESCAPE_SLOT_BYTES) is " +
-            std::to_string(s.escape_slot_bytes) + ": it must be a multiple of " +
+  if (s.guaranteed_slot_bytes % kSlotGranularity != 0) {
+    error = "guaranteed_slot_bytes (UNJAM_GUARANTEED_SLOT_BYTES) is " +
+            std::to_string(s.guaranteed_slot_bytes) + ": it must be a multiple of " +
             std::to_string(kSlotGranularity);
     return false;
   }
-  if (s.borrow_slot_bytes % kSlotGranularity != 0) {
-    error = "UNJAM_BORROW_SLOT_BYTES is " + std::to_string(s.borrow_slot_bytes) +
+  if (s.pool_slot_bytes % kSlotGranularity != 0) {
+    error = "UNJAM_POOL_SLOT_BYTES is " + std::to_string(s.pool_slot_bytes) +
             ": it must be a multiple of " + std::to_string(kSlotGranularity);
     return false;
   }
   // A chunk must fit into the slots of its connector but one, however its slices are granted.
-  if (s.borrow_slots != 0 && s.borrow_slot_bytes != 0 &&
-      s.borrow_slot_bytes < s.escape_slot_bytes) {
-    error = "UNJAM_BORROW_SLOT_BYTES is " + std::to_string(s.borrow_slot_bytes) +
-            ", less than a guaranteed slot has (UNJAM_ESCAPE_SLOT_BYTES, " +
-            std::to_string(s.escape_slot_bytes) + "): give at least as many, or 0";
+  if (s.pool_slots != 0 && s.pool_slot_bytes != 0 && s.pool_slot_bytes < s.guaranteed_slot_bytes) {
+    error = "UNJAM_POOL_SLOT_BYTES is " + std::to_string(s.pool_slot_bytes) +
+            ", less than a guaranteed slot has (UNJAM_GUARANTEED_SLOT_BYTES, " +
+            std::to_string(s.guaranteed_slot_bytes) + "): give at least as many, or 0";
     return false;
   }
   // Plans around a ring do not deadlock if slices are cut at multiples of a guaranteed slot
   // (plan/algorithms/ring.h), so larger ones hold whole multiples.
-  s.borrow_slot_bytes -= s.borrow_slot_bytes % s.escape_slot_bytes;
+  s.pool_slot_bytes -= s.pool_slot_bytes % s.guaranteed_slot_bytes;
   const bool host = s.device == UNJAM_DEVICE_HOST;
   if (host ? s.block_threads > 16
            : s.block_threads < 128 || s.block_threads > 512 || s.block_threads % 64 != 0) {

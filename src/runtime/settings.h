@@ -21,11 +21,11 @@ struct Settings {
   std::int64_t max_active_keys = 512;
   std::int64_t idle_keys = 1024;
   std::int64_t first_connectors = 0;  // 0: all
-  std::int64_t escape_slots = 5;
-  std::int64_t escape_slot_bytes = 8192;
-  std::int64_t borrow_slots = 64;
-  std::int64_t borrow_slot_bytes = 0;  // 0: escape_slots - 1 guaranteed ones
-  std::int64_t spin_head = 0;          // 0: see resolve_spins
+  std::int64_t guaranteed_slots = 5;
+  std::int64_t guaranteed_slot_bytes = 8192;
+  std::int64_t pool_slots = 64;
+  std::int64_t pool_slot_bytes = 0;  // 0: guaranteed_slots - 1 guaranteed ones
+  std::int64_t spin_head = 0;        // 0: see resolve_spins
   std::int64_t spin_base = 0;
   std::int64_t spin_boost = 20;
   std::int64_t spin_cap = 0;
@@ -120,7 +120,7 @@ std::uint32_t packet_slot_bytes(const Settings& settings, int ranks);
 // these wait for could not begin.
 std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes);
 
-// "lanes=2, escape_slots=5, …": the values that ranks must agree on.
+// "lanes=2, guaranteed_slots=5, …": the values that ranks must agree on.
 std::string agreed_settings_text(const Settings& settings);
 
 }  // namespace unjam

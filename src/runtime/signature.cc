@@ -15,18 +15,18 @@ std::uint64_t Signature::hash() const {
   h = hash_combine(h, static_cast<std::uint64_t>(peer));
   h = hash_combine(h, count);
   h = hash_combine(h, static_cast<std::uint64_t>(algorithm));
-  for (std::size_t i = 0; i < alike.size() && alike[i] != 0; i += 8) {
+  for (std::size_t i = 0; i < match_text.size() && match_text[i] != 0; i += 8) {
     std::uint64_t word = 0;
-    std::memcpy(&word, alike.data() + i, sizeof(word));
+    std::memcpy(&word, match_text.data() + i, sizeof(word));
     h = hash_combine(h, word);
   }
   return h;
 }
 
-bool Signature::set_alike(const char* text) {
-  const std::size_t bytes = strnlen(text, alike.size());
-  if (bytes == alike.size()) return false;
-  std::memcpy(alike.data(), text, bytes);
+bool Signature::set_match_text(const char* text) {
+  const std::size_t bytes = strnlen(text, match_text.size());
+  if (bytes == match_text.size()) return false;
+  std::memcpy(match_text.data(), text, bytes);
   return true;
 }
 
@@ -36,7 +36,7 @@ std::string Signature::algorithm_text(const char* before) const {
 }
 
 std::string Signature::text(bool with_count) const {
-  const std::string as = alike[0] == 0 ? "" : " as '" + std::string(alike.data()) + "'";
+  const std::string as = match_text[0] == 0 ? "" : " as '" + std::string(match_text.data()) + "'";
   // A barrier's count and type are not its caller's.
   if (kind == Kind::kBarrier) return "barrier(" + algorithm_text() + ")" + as;
   std::string t = std::string(to_string(kind)) + "(";

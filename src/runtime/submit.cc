@@ -161,11 +161,11 @@ Result Context::no_streams() {
 }
 
 Result Context::room_for(const Key& key) {
-  if (key.place == KeyPlace::kBusy) return {};
+  if (key.list == KeyList::kBusy) return {};
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
-  if (keys_at(KeyPlace::kBusy) >= limit) {
+  if (keys_at(KeyList::kBusy) >= limit) {
     take_completions();
-    if (keys_at(KeyPlace::kBusy) >= limit) {
+    if (keys_at(KeyList::kBusy) >= limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(limit) +
                   " keys of this rank have invocations under way, as many as are allowed: wait for "
@@ -175,12 +175,12 @@ Result Context::room_for(const Key& key) {
   }
   // Both kinds hold connectors, of which there are twice the limit.
   const auto held = [&] {
-    return keys_at(KeyPlace::kBusy) + keys_at(KeyPlace::kLingering) -
-           (key.place == KeyPlace::kLingering ? 1 : 0);
+    return keys_at(KeyList::kBusy) + keys_at(KeyList::kLingering) -
+           (key.list == KeyList::kLingering ? 1 : 0);
   };
   if (held() >= 2 * limit) {
     take_completions();
-    retire_lingering(keys_at(KeyPlace::kLingering));
+    retire_lingering(keys_at(KeyList::kLingering));
     if (held() >= 2 * limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(2 * limit) +
@@ -196,7 +196,7 @@ Result Context::room_for(const Key& key) {
 // Of the call: the key's plan, made where it is for another one.
 Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& signature) {
   Signature planned_for = signature;
-  planned_for.alike = {};  // nothing to the plan
+  planned_for.match_text = {};  // nothing to the plan
   if (key.plan == nullptr || !(key.planned_for == planned_for)) {
     PlanRequest r;
     // A message to oneself is a copy, as a broadcast in a group of one.
@@ -209,13 +209,13 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     r.root = signature.kind == Kind::kSendRecv ? 0 : signature.root;  // as in the channel
     r.hosts = group.hosts ? &*group.hosts : nullptr;
     PlanLimits limits;
-    limits.escape_slots = world_->shape().escape_slots;
-    limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
+    limits.guaranteed_slots = world_->shape().guaranteed_slots;
+    limits.guaranteed_slot_bytes = world_->shape().guaranteed_slot_bytes;
     limits.lanes = static_cast<std::uint16_t>(world_->shape().lanes);
     limits.device = static_cast<Device>(settings_.device);
     limits.lines = settings_.lines > 0;
     limits.packet_slot_bytes = packet_slot_bytes(settings_, world_->ranks());
-    limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
+    limits.pool_slot_bytes = world_->shape().pool_slot_bytes;
     limits.overlap = settings_.overlap != 0;
     limits.together = settings_.overlap == 2;
     if (settings_.dma != 0) {
@@ -315,7 +315,7 @@ Result Context::enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pi
     completions_.notify();
     return {};
   }
-  move_key(key, KeyPlace::kBusy);
+  move_key(key, KeyList::kBusy);
   pin.reset();  // what is busy stays
   if (waits) {
     key.waiting.push_back(std::move(s));
@@ -363,7 +363,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
     // Any element will do: what counts is that nobody has the sum before all have given theirs.
     inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();
   }
-  inv.n = inv.turn = s.n;
+  inv.n = inv.use = s.n;
   // (The library's own element is in memory that the first lane alone touches.)
   if (cuda() && has_inline_flags(plan.protocol) && row_of(signature.kind).buffers) {
     inv.geometry.first_lane =
@@ -429,7 +429,7 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   enter_slot(slot, *s);
   count(*s);
   ++key.in_engine;
-  move_key(key, KeyPlace::kBusy);
+  move_key(key, KeyList::kBusy);
   const bool is_fresh = key.fresh;
   if (!alone) key.fresh = false;  // else the engine never hears of it
   const KeyState* const fresh = is_fresh ? &key.state : nullptr;

@@ -1,25 +1,15 @@
-// The layout of a rank's arena: the shared memory in which its peers write to it.
-//
-// The arena of rank R begins with what all ranks may look at:
-//   lane cells:    how others wake R's engines.
-//   announcements: what members called, see announcement.h.
-//   heap:          R's user's buffers, where R's user has asked for such (unjamMemAlloc()): outputs
-//                  there are what peers may store into.
-// Behind that is a block for every other rank P, which P alone writes, and R reads. It has, by
-// lane,
-//   credits:    one counter a connector R -> P: how many of its steps P has consumed, and where P's
-//               output is if R may store into it itself; and which keys and groups P will never
-//               read again;
-//   directory:  which key owns which connector P -> R;
-//   a pool of larger slots that P borrows; and
-//   connectors: slot headers and guaranteed ("escape") slots.
-// Memory stands behind a block when R and P have met (rooms.h): at first behind its head and a few
-// connectors, and behind more of them when P has use for those.
-// The sender picks the connector in its own block and announces it under the key's tag; the
-// receiver looks the tag up. Neither waits for the other, and a new key needs no system call.
-// Connectors are taken from the lowest on (connector.h says when one is used again), whatever the
-// keys' tags: pages that no key touches are never committed on the host.
-// Every address is an offset, so that processes and devices may map an arena anywhere.
+// The layout of a rank's arena: the shared memory in which its peers write to it. The arena of rank
+// R begins with what all ranks may look at: lane cells, by which others wake R's engines;
+// announcements (announcement.h); and the heap (unjamMemAlloc()). Behind that is a block for every
+// other rank P, which P alone writes, and R reads, by lane:
+//   credits      of connectors R -> P: what P has consumed, where its output is, and what it will
+//                never read again
+//   directory    which key owns which connector P -> R
+//   a pool of larger slots that P borrows, and connectors: slot headers and guaranteed slots
+// Memory stands behind a block when R and P have met (rooms.h). The sender picks the connector in
+// its own block and announces it under the key's tag; the receiver looks the tag up. Connectors are
+// taken from the lowest on, so pages that no key touches are never committed on the host. Every
+// address is an offset, so that processes and devices may map an arena anywhere.
 #pragma once
 
 #include <cstddef>
@@ -59,7 +49,7 @@ struct DirectoryEntry {
 struct alignas(64) SlotHeader {
   std::uint64_t flag;
   std::uint32_t bytes;
-  // 0: escape slot step % escape_slots; i + 1: borrowed slot i; kInOutput: see connector.h.
+  // 0: guaranteed slot step % guaranteed_slots; i + 1: pool slot i; kInOutput: see connector.h.
   std::uint32_t location;
 };
 
@@ -91,15 +81,15 @@ struct ArenaShape {
   // Memory comes for so many connectors of each lane, and twice, four, … times as many: 2 to the
   // power of this.
   std::uint32_t first_connectors_log2 = 10;
-  std::uint32_t escape_slots = 5;
-  std::uint32_t escape_slot_bytes = 8192;
-  std::uint32_t borrow_slots = 64;  // a (peer, lane)
-  std::uint32_t borrow_slot_bytes = 32768;
+  std::uint32_t guaranteed_slots = 5;
+  std::uint32_t guaranteed_slot_bytes = 8192;
+  std::uint32_t pool_slots = 64;  // a (peer, lane)
+  std::uint32_t pool_slot_bytes = 32768;
   std::uint32_t page_bytes = 4096;  // a power of two: what memory comes in
 
   UNJAM_HD constexpr std::uint64_t connector_bytes() const {
     return std::uint64_t{kSlotHeaders} * sizeof(SlotHeader) +
-           std::uint64_t{escape_slots} * escape_slot_bytes;
+           std::uint64_t{guaranteed_slots} * guaranteed_slot_bytes;
   }
   UNJAM_HD constexpr std::uint32_t first_connectors() const { return 1u << first_connectors_log2; }
   // Half empty when every connector is held: probes stay short.
@@ -119,8 +109,8 @@ struct ArenaShape {
     return places_offset() + std::uint64_t{places()} * sizeof(std::uint64_t);
   }
   UNJAM_HD constexpr std::uint64_t head_bytes() const { return bytes_of(head_); }
-  UNJAM_HD constexpr std::uint64_t borrow_bytes() const {
-    return std::uint64_t{borrow_slots} * borrow_slot_bytes;
+  UNJAM_HD constexpr std::uint64_t pool_bytes() const {
+    return std::uint64_t{pool_slots} * pool_slot_bytes;
   }
 
   // ---- offsets into the arena ----
@@ -156,7 +146,7 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t head(std::uint32_t lane) const { return lane * head_bytes(); }
   UNJAM_HD constexpr std::uint64_t heads_bytes() const { return lanes * head_bytes(); }
   UNJAM_HD constexpr std::uint64_t borrowed(std::uint32_t lane) const {
-    return heads_bytes() + lane * borrow_bytes();
+    return heads_bytes() + lane * pool_bytes();
   }
   UNJAM_HD constexpr std::uint64_t stages_offset() const { return bytes_of(stages_offset_); }
   // (As many of each lane as come at first lie together, so that what comes is in one piece.)
@@ -175,7 +165,7 @@ struct ArenaShape {
     head_ = pages_of(entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry), 1);
     const std::uint32_t unit = page_bytes / kSmallPage;
     base_ = heap_bytes == 0 ? pages_of(kHeaderBytes, unit) : pages_of(heap() + heap_bytes, unit);
-    stages_offset_ = pages_of(heads_bytes() + lanes * borrow_bytes(), unit);
+    stages_offset_ = pages_of(heads_bytes() + lanes * pool_bytes(), unit);
     stage_ = pages_of((std::uint64_t{lanes} << first_connectors_log2) * connector_bytes(), unit);
     const std::uint32_t stages = (connectors + first_connectors() - 1) >> first_connectors_log2;
     block_ = stages_offset_ + stages * stage_;

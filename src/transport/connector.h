@@ -1,52 +1,14 @@
-// Connectors: in-order, lock-free, one-way streams of slices between two ranks, one per
-// (group, key, peer, lane). Called by a lane's control threads: for one peer and direction by one
-// thread at a time, for others by several at once (what a sender keeps, it keeps for each peer
-// apart).
+// Connectors: in-order, lock-free, one-way streams of slices between two ranks, one for each group,
+// key, peer and lane. Called by a lane's control threads: for one peer and direction by one thread
+// at a time, for others by several at once (what a sender keeps, it keeps for each peer apart).
 //
-// Who publishes what. A step is one slice. The sender publishes it through its slot header's flag,
-// the receiver publishes that it has consumed it through the credit cell. Both keep their own count
-// (posted, consumed) in the endpoint and derive the other's on each look: an attempt that finds
-// nothing has changed nothing, so it can be repeated at will.
-// Both publish in two steps: post() and take() write all that is to be visible, then what they name
-// is published. Between the two a device may put one fence for all
-// that a block has to publish (see PublishedWord).
+// A step is one slice. Its sender publishes it through its header's flag, its receiver that it is
+// consumed through the credit cell. Step s may use guaranteed slot s % guaranteed_slots if fewer
+// than guaranteed_slots steps are outstanding, or any pool slot that is free: whose step was
+// consumed. An attempt that finds nothing has changed nothing.
 //
-// Room. Of the steps under way, step s may use escape slot s % escape_slots if fewer than
-// escape_slots steps are outstanding (then the slot's last user was consumed, steps being consumed
-// in order), or any borrowed slot that is free. A borrowed slot is free once the step that used it
-// was consumed: a look at that connector's credit cell tells, so nothing is ever given back
-// explicitly, and nobody ever waits for one.
-//
-// Self-deadlock. Slices are cut at multiples of the escape slot's size from the chunk's start, so a
-// chunk has at most escape_slots - 1 outstanding slices. In a ring each rank injects at most one
-// chunk before it consumes one, so the outstanding slices of all N connectors sum to at most
-// N * (escape_slots - 1): some connector always has a free escape slot (a bubble), and the ring
-// moves. The plan checker proves the same for every plan by execution.
-//
-// Whose connector. A key keeps its connector while it is idle, so that a key that is used again
-// finds it as it was. It loses it in two ways. Another key takes it over: once a (peer, lane) has
-// touched as many connectors as its pool is meant to hold, a key that opens gets one that was not
-// used since the sender's hand last passed it (second chance) and whose slices are all consumed.
-// Where keys come back for what they have just lost, the pool grows instead (learn()), so a working
-// set that fits soon takes over nothing. Or the runtime forgets the key, and release() gives the
-// connector back.
-//
-// Straight into the output. A receiver whose output lies in its arena's heap, or in a window
-// (windows.h), may invite: in the credit cell of each connector on which an invocation's data come
-// it says where that invocation's output is, and in a second word (invitation_word()) for which
-// invocation. A sender that finds the
-// word of its own invocation may store slices there that the receiver would only copy there, and
-// posts them as others, with kFlagInOutput. The word is a hash of the place, too: so a sender that
-// reads the one while the other is being written, for a former or a later owner of the connector,
-// is not invited. Nobody answers, and nobody waits for an invitation: until it is found, slices go
-// through slots; and so they do if the sender cannot reach the place. The output is the receiver's
-// again when it has consumed all slices, for nobody stores behind the last one's flag. (If its call
-// has failed: when the sender has ended its own, or the invocation is none of those that it runs.)
-//
-// Who may reuse a connector with slices that nobody has read? Its sender, once the peer's lane has
-// left a mark that it will never read this key, or this group, again: the key has failed on that
-// rank and nothing of it is under way there, or the rank has destroyed the group. The sender alone
-// could not know: a reader may be inside of a slot, or find the slice tomorrow.
+// docs/internals/connectors.md: why a ring cannot block itself, who takes a connector over, slices
+// that nobody has read, and slices that go straight into a receiver's output.
 #pragma once
 
 #include <cstdint>
@@ -87,11 +49,11 @@ struct InEndpoint {
 // to work out about where things are. (On a GPU a thread alone takes a microsecond for two of these
 // addresses, and a slice needs a dozen.)
 struct Wire {
-  unsigned char* steps = nullptr;  // the headers of its steps, and behind them its escape slots
+  unsigned char* steps = nullptr;  // the headers of its steps, and behind them its guaranteed slots
   CreditCell* cell = nullptr;
   std::uint64_t count = 0;  // posted, or consumed
   std::uint32_t connector = kNoConnector;
-  std::uint32_t slot = 0;  // the step's escape slot: count modulo their number
+  std::uint32_t slot = 0;  // the step's guaranteed slot: count modulo their number
 };
 
 // A word that is to be published: stored with all that the thread did before, and saw others do (in
@@ -107,8 +69,8 @@ struct PublishedWord {
 UNJAM_HD inline std::uint64_t step_flag(std::uint64_t seed, std::uint64_t step) {
   return (mix64(seed + step * 0xd1342543de82ef95ull) | 1) & ~std::uint64_t{6};
 }
-// In the flag of a slice that lies in a borrowed slot: its header says in which; and of one that is
-// in the receiver's output already. Others lie in their step's escape slot. So whoever sees the
+// In the flag of a slice that lies in a pool slot: its header says in which; and of one that is
+// in the receiver's output already. Others lie in their step's guaranteed slot. So whoever sees the
 // flag knows where the slice is, without another look.
 inline constexpr std::uint64_t kFlagBorrowed = 2, kFlagInOutput = 4;
 inline constexpr std::uint64_t kFlagPlaces = kFlagBorrowed | kFlagInOutput;
@@ -170,7 +132,7 @@ struct ConnectorOwner {
   std::uint32_t place = 0;  // in the directory
   std::uint32_t next = 0;   // in the list of those given back
 };
-struct BorrowUse {
+struct PoolUse {
   // In place of a connector: a copy that was taken back has the slot (engine/copy_ring.h) until so
   // many of the lane's copies to the peer are done.
   static constexpr std::uint32_t kCopied = 0xffffffff;
@@ -180,9 +142,9 @@ struct BorrowUse {
 };
 struct PeerSendState {
   ConnectorOwner* owners = nullptr;  // [connectors]
-  BorrowUse* borrows = nullptr;      // [borrow_slots]
+  PoolUse* borrows = nullptr;        // [pool_slots]
   std::uint16_t* places = nullptr;   // [places]: connector + 1 that stands there
-  std::uint32_t borrow_next = 0;
+  std::uint32_t pool_next = 0;
   std::uint32_t pool = 0;  // connectors that keys, idle ones too, are meant to share
   std::uint32_t hand = 0;  // where the search for an idle one goes on
   std::uint32_t given_back = kNoConnector;  // the first in the list of those
@@ -309,7 +271,7 @@ class LaneTransport {
   // Whether a step's own, guaranteed slot may be written, with so many steps before it that were
   // not consumed: its last user was, for steps are consumed in order.
   UNJAM_HD bool own_slot_is_free(std::uint64_t outstanding) const {
-    return outstanding < shape.escape_slots;
+    return outstanding < shape.guaranteed_slots;
   }
 
   // Room for up to `want` bytes of the wire's next step. `credit`: what its cell says (acquired).
@@ -319,15 +281,15 @@ class LaneTransport {
     const std::uint64_t outstanding = out.count - credit;
     SendGrant g;
     if (outstanding >= kSlotHeaders) return g;
-    const bool escape_free = own_slot_is_free(outstanding);
-    const bool fits = want <= shape.escape_slot_bytes && slots == SlotClass::kGuaranteedFirst;
-    if (!fits || !escape_free) {
+    const bool guaranteed_free = own_slot_is_free(outstanding);
+    const bool fits = want <= shape.guaranteed_slot_bytes && slots == SlotClass::kGuaranteedFirst;
+    if (!fits || !guaranteed_free) {
       g = borrow(peer);
       if (g.capacity != 0) return g;
     }
-    if (escape_free) {
-      g.data = escape_slot(out);
-      g.capacity = shape.escape_slot_bytes;
+    if (guaranteed_free) {
+      g.data = guaranteed_slot(out);
+      g.capacity = shape.guaranteed_slot_bytes;
       g.location = 0;
     }
     return g;
@@ -346,7 +308,7 @@ class LaneTransport {
       place = kFlagBorrowed;
       PeerSendState& state = peers[peer];
       state.borrows[location - 1] = {out.count + 1, out.connector, 0};
-      state.borrow_next = location == shape.borrow_slots ? 0 : location;
+      state.pool_next = location == shape.pool_slots ? 0 : location;
     }
     store_relaxed(h.bytes, bytes);
     store_relaxed(h.location, location);
@@ -357,10 +319,10 @@ class LaneTransport {
   // Counts a step.
   UNJAM_HD void advance(Wire& w) const {
     ++w.count;
-    if (++w.slot == shape.escape_slots) w.slot = 0;
+    if (++w.slot == shape.guaranteed_slots) w.slot = 0;
   }
 
-  // ---- straight into the output, see above ----
+  // ---- straight into the output, see the head ----
 
   // Receiver: the invocation with this seed has its output there. Called when the invocation may
   // run here: the output is ours to overwrite. Release: so it is to who finds the word.
@@ -456,9 +418,9 @@ class LaneTransport {
   }
   UNJAM_HD const unsigned char* slice_at(std::uint32_t peer, const Wire& in,
                                          std::uint64_t flag) const {
-    if ((flag & kFlagPlaces) == 0) return escape_slot(in);
+    if ((flag & kFlagPlaces) == 0) return guaranteed_slot(in);
     if ((flag & kFlagInOutput) != 0) return nullptr;
-    return borrow_slot(rank, peer, load_relaxed(header(in).location) - 1);
+    return pool_slot(rank, peer, load_relaxed(header(in).location) - 1);
   }
 
   // Counts the slice that was read. What says that its slot may be written again: the block's reads
@@ -478,17 +440,17 @@ class LaneTransport {
     store_release(void_mark(peer, rank, tag), tag);
   }
 
-  // ---- packets with flags inside (GPUs): escape slots only, both ends know the length ----
+  // ---- packets with flags inside (GPUs): guaranteed slots only, both ends know the length ----
 
   UNJAM_HD SendGrant packet_grant(const Wire& out, std::uint64_t credit) const {
     SendGrant g;
     if (!own_slot_is_free(out.count - credit)) return g;
-    g.data = escape_slot(out);
-    g.capacity = shape.escape_slot_bytes;
+    g.data = guaranteed_slot(out);
+    g.capacity = shape.guaranteed_slot_bytes;
     return g;
   }
   UNJAM_HD RecvView packet_view(const Wire& in, std::uint32_t bytes) const {
-    return {escape_slot(in), bytes};
+    return {guaranteed_slot(in), bytes};
   }
 
   // ---- for who has several steps of a connector under way at once (`steps`: see Wire) ----
@@ -496,11 +458,11 @@ class LaneTransport {
   UNJAM_HD static SlotHeader& header_of(unsigned char* steps, std::uint64_t step) {
     return reinterpret_cast<SlotHeader*>(steps)[step % kSlotHeaders];
   }
-  UNJAM_HD unsigned char* escape_slot_of(unsigned char* steps, std::uint64_t step) const {
-    return steps + kHeaderBytes + slot_of(step) * shape.escape_slot_bytes;
+  UNJAM_HD unsigned char* guaranteed_slot_of(unsigned char* steps, std::uint64_t step) const {
+    return steps + kHeaderBytes + slot_of(step) * shape.guaranteed_slot_bytes;
   }
-  UNJAM_HD unsigned char* borrow_slot_to(std::uint32_t peer, std::uint32_t i) const {
-    return borrow_slot(peer, rank, i);
+  UNJAM_HD unsigned char* pool_slot_to(std::uint32_t peer, std::uint32_t i) const {
+    return pool_slot(peer, rank, i);
   }
 
   UNJAM_HD LaneCell& lane_cell(std::uint32_t of_rank, std::uint32_t of_lane) const {
@@ -519,7 +481,7 @@ class LaneTransport {
     if (peers != nullptr) store_relaxed(peers[peer].met, 1u);
     return true;
   }
-  // Of this rank's block for the peer: all but the borrowed slots, of which nothing is read that
+  // Of this rank's block for the peer: all but the pool slots, of which nothing is read that
   // was not written. By thread `first` of `stride`.
   UNJAM_HD void clear_room(std::uint32_t peer, std::uint32_t from, std::uint32_t to,
                            std::uint32_t first, std::uint32_t stride) {
@@ -567,18 +529,18 @@ class LaneTransport {
   UNJAM_HD static SlotHeader& header(const Wire& w) { return header_of(w.steps, w.count); }
   static constexpr std::uint32_t kHeaderBytes = kSlotHeaders * sizeof(SlotHeader);
   // (So many bytes have a connector's slots that 32 bits count them.)
-  UNJAM_HD unsigned char* escape_slot(const Wire& w) const {
-    return w.steps + kHeaderBytes + w.slot * shape.escape_slot_bytes;
+  UNJAM_HD unsigned char* guaranteed_slot(const Wire& w) const {
+    return w.steps + kHeaderBytes + w.slot * shape.guaranteed_slot_bytes;
   }
   UNJAM_HD std::uint32_t slot_of(std::uint64_t step) const {
     // Steps hardly ever need 64 bits, whose division takes a GPU a hundred cycles.
-    if (step >> 32 == 0) return static_cast<std::uint32_t>(step) % shape.escape_slots;
-    return static_cast<std::uint32_t>(step % shape.escape_slots);
+    if (step >> 32 == 0) return static_cast<std::uint32_t>(step) % shape.guaranteed_slots;
+    return static_cast<std::uint32_t>(step % shape.guaranteed_slots);
   }
-  UNJAM_HD unsigned char* borrow_slot(std::uint32_t receiver, std::uint32_t sender,
-                                      std::uint32_t i) const {
+  UNJAM_HD unsigned char* pool_slot(std::uint32_t receiver, std::uint32_t sender,
+                                    std::uint32_t i) const {
     return block(receiver, sender) + shape.borrowed(lane) +
-           static_cast<std::uint64_t>(i) * shape.borrow_slot_bytes;
+           static_cast<std::uint64_t>(i) * shape.pool_slot_bytes;
   }
   UNJAM_HD std::uint32_t first_probe(std::uint64_t tag) const {
     return static_cast<std::uint32_t>(tag >> 32) % shape.places();
@@ -644,22 +606,22 @@ class LaneTransport {
     return false;
   }
 
-  // A few looks only: a borrowed slot is a convenience.
+  // A few looks only: a pool slot is a convenience.
   UNJAM_HD SendGrant borrow(std::uint32_t peer) const {
     constexpr std::uint32_t kLooks = 4;
     SendGrant g;
     PeerSendState& state = peers[peer];
-    std::uint32_t i = state.borrow_next;
-    for (std::uint32_t k = 0; k < kLooks && k < shape.borrow_slots; ++k) {
-      const BorrowUse& use = state.borrows[i];
+    std::uint32_t i = state.pool_next;
+    for (std::uint32_t k = 0; k < kLooks && k < shape.pool_slots; ++k) {
+      const PoolUse& use = state.borrows[i];
       if (use.step_end == 0 ||
-          (use.connector != BorrowUse::kCopied && credit(peer, use.connector) >= use.step_end)) {
-        g.data = borrow_slot(peer, rank, i);
-        g.capacity = shape.borrow_slot_bytes;
+          (use.connector != PoolUse::kCopied && credit(peer, use.connector) >= use.step_end)) {
+        g.data = pool_slot(peer, rank, i);
+        g.capacity = shape.pool_slot_bytes;
         g.location = i + 1;
         break;
       }
-      i = i + 1 == shape.borrow_slots ? 0 : i + 1;
+      i = i + 1 == shape.pool_slots ? 0 : i + 1;
     }
     return g;
   }
@@ -799,7 +761,7 @@ class LaneTransport {
     // The peer's credits for this owner are over (its last came before the mark, which we have
     // acquired), and those for the next come after that one is announced (a release, later in this
     // lane): between the two the cell is ours. So counts go on as if all had been consumed, also
-    // those of the borrowed slots.
+    // those of the pool slots.
     store_relaxed(cell(rank, peer, i).consumed, posted);
     return true;
   }

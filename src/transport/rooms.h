@@ -1,7 +1,7 @@
 // Rooms: how much memory stands behind the connectors between a rank and each of its peers.
 //
 // Two ranks meet when a plan of either one names the other as a neighbour. Then memory comes behind
-// the block that each one's arena has for the other (arena.h): its head, the borrowed slots and the
+// the block that each one's arena has for the other (arena.h): its head, the pool slots and the
 // first few connectors. Who has use for more connectors says so here, and they come in portions
 // that double.
 //

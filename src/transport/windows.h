@@ -1,17 +1,14 @@
 // Windows: memory of a rank's user, outside of its arena, that peers may store results into
-// (unjamMemRegister()), as its peers see it.
+// (unjamMemRegister()), as its peers see it (docs/internals/windows.md).
 //
 // A window has a serial number that its rank gives once only. Each rank has a table of where its
-// peers' windows are mapped for it; a window's place there is the low bits of its number, which
-// tell a rank's windows of one time apart. The host writes tables, engines look a window up once
-// for each invocation that invites into it (connector.h). What is not in the table, because this
-// rank cannot map it, has yet to, or its owner has taken it back, is not stored into: the slices go
-// through slots.
+// peers' windows are mapped for it; a window's place there is the low bits of its number. The host
+// writes tables, engines look a window up once for each invocation that invites into it
+// (connector.h). What is not in the table is not stored into: the slices go through slots.
 //
-// A table is the host's memory, which a GPU's lanes read one after the other, many times as slowly
-// as their own. So what a GPU's lanes find they note in a table in its own
-// memory, where they look first. That is never stale: a window's mapping stays as it is until its
-// owner takes the window back, and then nobody invites into it.
+// A table is the host's memory, which a GPU's lanes read slowly. What they find they note in a
+// table in their own memory. That is never stale: a window's mapping stays as it is until its owner
+// takes the window back, and then nobody invites into it.
 #pragma once
 
 #include <cstdint>

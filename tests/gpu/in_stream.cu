@@ -3,7 +3,7 @@
 // own; first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons
 // that have the lanes. All of it twice, by the engine, then without it, and once more with calls
 // beside their streams among them, others on each rank: the bits must be the same. Then the same of
-// all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans and chains, of
+// all-reduces by the two-shot plan, with sizes around its bounds; and of rsag plans and chains, of
 // one chunk to many, also with no patience at all: the engine takes over what each call has come
 // to.
 #include <chrono>
@@ -251,7 +251,7 @@ struct Case {
   }
 };
 
-// From here on other plans than direct ones may serve, with another order of adding up.
+// From here on other plans than one-shot ones may serve, with another order of adding up.
 constexpr std::size_t kExactBytes = 16 * 1024;
 
 // The case, in place and not, and its buffers shifted and not. Its seeds are numbered from `first`
@@ -343,7 +343,7 @@ std::vector<Case> make_two_shot_cases(int ranks, std::uint64_t seed, std::size_t
 
 // Mesh plans in slots of 4 KiB, which 32 lanes have a chunk each of from 128 KiB a part on.
 // Chains have one part; each rank adds its own contribution, and rounds.
-constexpr int kMesh = 2, kChain = 5;
+constexpr int kRsag = 2, kChain = 5;
 constexpr unsigned kMeshSlot = 4096;
 std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t most, int only,
                                   bool chains) {
@@ -607,7 +607,7 @@ Outcome run_job(int ranks, Way way, int algorithm, const std::vector<Case>& case
   std::memset(places.as<std::uint64_t>(), 0, static_cast<std::size_t>(ranks) * 8);
   unjamConfig_t config = cuda_config();
   config.algorithm = algorithm;
-  if (algorithm == kMesh || algorithm == kChain) config.escape_slot_bytes = kMeshSlot;
+  if (algorithm == kRsag || algorithm == kChain) config.guaranteed_slot_bytes = kMeshSlot;
   Job job(ranks, config);
   Barrier all(ranks);
   job.run([&](const Member& me) {
@@ -939,7 +939,7 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
 
   std::printf("%-15s %10s %18s   (rank 0%s)\n", "kind", "calls", "without engine",
               algorithm == kTwoShot ? ", two-shot"
-              : algorithm == kMesh  ? ", mesh"
+              : algorithm == kRsag  ? ", rsag"
               : algorithm == kChain ? ", chains"
                                     : "");
   bool missing = false;
@@ -964,7 +964,7 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
       fail("calls beside streams should be done whole, and never with UNJAM_IN_STREAM=0");
     }
   }
-  if (algorithm != kMesh && algorithm != kChain) return;
+  if (algorithm != kRsag && algorithm != kChain) return;
   // As soon as anything is looked at but peers.
   setenv("UNJAM_IN_STREAM_PATIENCE_US", "0", 1);
   const Outcome hasty = run_job(ranks, Way::kInStream, algorithm, cases, repeats);
@@ -990,14 +990,14 @@ int main(int argc, char** argv) {
   const int kind = options.integer("kind", -1, "only this kind (8: sends, 9: barriers)");
   const int repeats = options.integer("repeats", 4, "of each case, in one go");
   const int two_shot = options.integer("two-shot", 1, "that plan's: 0: not, 2: nothing else");
-  const int mesh = options.integer("mesh", 1, "mesh plans and chains: 0: not, 2: nothing else");
+  const int rsag = options.integer("rsag", 1, "rsag plans and chains: 0: not, 2: nothing else");
   options.done(400, 30);
   load_eagerly();
   const int ranks = wanted > 0 ? wanted : device_count();
   std::printf("in_stream: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
   const std::vector<Case> cases = make_cases(ranks, seed, static_cast<std::size_t>(most), kind);
 
-  if (two_shot < 2 && mesh < 2) {
+  if (two_shot < 2 && rsag < 2) {
     run_both(ranks, -1, cases, repeats);
     check_return(ranks);
     if (kind < 0) check_overtaking(ranks);
@@ -1006,23 +1006,23 @@ int main(int argc, char** argv) {
     if ((kind < 0 || kind == 9) && ranks > 1) check_fresh_streams(ranks);
   }
   std::vector<Case> more;
-  if (two_shot > 0 && mesh < 2 && ranks >= 2 && ranks <= 8 &&
+  if (two_shot > 0 && rsag < 2 && ranks >= 2 && ranks <= 8 &&
       (kind < 0 || kind == UNJAM_ALL_REDUCE)) {
     more = make_two_shot_cases(ranks, seed, static_cast<std::size_t>(most));
     run_both(ranks, kTwoShot, more, repeats);
   }
   std::vector<Case> meshed;
-  if (mesh > 0 && two_shot < 2 && ranks >= 2 && ranks <= 8) {
+  if (rsag > 0 && two_shot < 2 && ranks >= 2 && ranks <= 8) {
     meshed = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind, false);
-    run_both(ranks, kMesh, meshed, repeats);
+    run_both(ranks, kRsag, meshed, repeats);
   }
   // (Of more ranks they are the engine's.)
   std::vector<Case> chained;
-  if (mesh > 0 && two_shot < 2 && ranks >= 2 && ranks <= 4) {
+  if (rsag > 0 && two_shot < 2 && ranks >= 2 && ranks <= 4) {
     chained = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind, true);
     run_both(ranks, kChain, chained, repeats);
   }
-  const std::size_t usual = two_shot < 2 && mesh < 2 ? cases.size() : 0;
+  const std::size_t usual = two_shot < 2 && rsag < 2 ? cases.size() : 0;
   std::printf("in_stream: PASS, %zu cases on %d ranks\n",
               usual + more.size() + meshed.size() + chained.size(), ranks);
   return 0;

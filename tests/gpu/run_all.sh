@@ -74,7 +74,7 @@ leaves|120||leaf_check
 lines|240||torn_lines --seconds 0.2
 smoke|200||smoke
 smoke-alone|100||smoke --ranks 1
-smoke-72|200|UNJAM_ESCAPE_SLOT_BYTES=8192 UNJAM_BORROW_SLOTS=0 UNJAM_MAX_ACTIVE_KEYS=16|smoke --ranks 72 --order 0 --most 5000 --repeats 1
+smoke-72|200|UNJAM_GUARANTEED_SLOT_BYTES=8192 UNJAM_POOL_SLOTS=0 UNJAM_MAX_ACTIVE_KEYS=16|smoke --ranks 72 --order 0 --most 5000 --repeats 1
 long-packets|120||long_packets
 smoke-behind|200|UNJAM_LINES=1 UNJAM_WHOLE_LINES=0|smoke
 trees|200|UNJAM_ALGORITHM=double_binary_tree|smoke --ranks 4
@@ -120,7 +120,7 @@ soak-mixed|$((soak + 260))||soak --ranks-per-process 2 --seconds $soak
 soak-disturbed|$((soak + 260))||soak --ranks-per-process 2 --disturb 8 --seconds $soak
 soak-keys|$((soak + 260))||soak --keys 100 --least 2e6 --registered --seconds $soak
 soak-keys-processes|$((soak + 260))||soak --processes --keys 100 --least 2e6 --registered --seconds $soak
-soak-small-slots|$((soak + 260))|UNJAM_ESCAPE_SLOT_BYTES=4096 UNJAM_IN_STREAM_PATIENCE_US=20|soak --seconds $soak
+soak-small-slots|$((soak + 260))|UNJAM_GUARANTEED_SLOT_BYTES=4096 UNJAM_IN_STREAM_PATIENCE_US=20|soak --seconds $soak
 soak-keys-3|$((soak + 260))||soak --processes --ranks 3 --keys 100 --least 2e6 --seconds $soak
 END
 )

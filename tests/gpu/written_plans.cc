@@ -72,7 +72,7 @@ std::optional<unjam::Plan> wrapped(const unjam::PlanRequest& request,
   const Written which = written;
   if (which == Written::kNone || request.ranks < 4) return real(request, limits, algorithm, error);
   unjam::Plan plan = plans_of(which, request, limits)[static_cast<std::size_t>(request.rank)];
-  const unjam::LowerLimits executors{512, limits.lanes, true, 20, limits.escape_slot_bytes};
+  const unjam::LowerLimits executors{512, limits.lanes, true, 20, limits.guaranteed_slot_bytes};
   const unjam::Lowered lowered = unjam::lower(plan, request.ranks, request.rank, executors);
   if (lowered.why != unjam::NeedsEngine::kNo) {
     const std::lock_guard lock(mutex);

@@ -28,7 +28,7 @@ class CarriedRank {
       views_.push_back(view_memory_.back().get());
       process_of_.push_back(static_cast<std::uint16_t>(q));
       owners_.emplace_back(shape.connectors);
-      borrows_.emplace_back(shape.borrow_slots);
+      borrows_.emplace_back(shape.pool_slots);
       places_.emplace_back(shape.places());
     }
     peers_.resize(ranks);
@@ -49,7 +49,7 @@ class CarriedRank {
     return all;
   }
   std::uint32_t most_payload() const {
-    return std::max(shape_.escape_slot_bytes, shape_.borrow_slot_bytes);
+    return std::max(shape_.guaranteed_slot_bytes, shape_.pool_slot_bytes);
   }
 
   void begin(Fabric& fabric, std::uint64_t window = 512 << 10) {
@@ -93,7 +93,7 @@ class CarriedRank {
   std::vector<unsigned char* const*> bases_;
   std::vector<std::uint16_t> process_of_;
   std::vector<std::vector<ConnectorOwner>> owners_;
-  std::vector<std::vector<BorrowUse>> borrows_;
+  std::vector<std::vector<PoolUse>> borrows_;
   std::vector<std::vector<std::uint16_t>> places_;
   std::vector<PeerSendState> peers_;
   LaneTransport transport_;

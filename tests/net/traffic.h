@@ -31,10 +31,10 @@ inline ArenaShape shape_of_slots(std::uint32_t escape, std::uint32_t borrow = 0)
   ArenaShape s;
   s.connectors = 3;
   s.first_connectors_log2 = 1;
-  s.escape_slots = 3;
-  s.escape_slot_bytes = (escape + 63) / 64 * 64;
-  s.borrow_slots = borrow == 0 ? 0 : 3;
-  s.borrow_slot_bytes = (borrow + 63) / 64 * 64;
+  s.guaranteed_slots = 3;
+  s.guaranteed_slot_bytes = (escape + 63) / 64 * 64;
+  s.pool_slots = borrow == 0 ? 0 : 3;
+  s.pool_slot_bytes = (borrow + 63) / 64 * 64;
   return s;
 }
 

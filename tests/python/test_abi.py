@@ -41,7 +41,8 @@ SCALARS = {
 def code(header):
     """The header without comments and preprocessor lines."""
     text = re.sub(r"/\*.*?\*/", " ", header, flags=re.S).replace("\\\n", " ")
-    return re.sub(r"^\s*#.*$", " ", text, flags=re.M)
+    text = re.sub(r"^\s*#.*$", " ", text, flags=re.M)
+    return re.sub(r"UNJAM_RENAMED\((.*?), (\w+), \w+\)", r"\1 \2", text)
 
 
 def enums(code):

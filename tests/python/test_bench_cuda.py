@@ -14,9 +14,11 @@ import unjam
 from unjam import _abi
 from unjam.bench import COLLECTIVES, Case, GemmSweep, Sweep, cuda_sweep, run_sweep
 from unjam.bench import data as host_data
+from unjam.bench import sweep as bench_sweep
 from unjam.bench.cuda_sweep import calls_in, outstanding_of
 from unjam.bench.gemm_sweep import make_rows
 from unjam.bench.messages import Gemm
+from unjam.bench.rows import PlanUsed, make_row
 from unjam.cli import bench as command
 from unjam.cli import main
 from unjam.cuda import gpus
@@ -34,6 +36,20 @@ def test_calls_of_a_measurement():
     assert calls_in(5e-3, 2, 0.1, 1000) == 4
     assert calls_in(5e-3, 2, 0.1, 2) == 2
     assert [outstanding_of(n) for n in (1 << 10, 1 << 28, 1 << 30, 1 << 40)] == [64, 64, 16, 1]
+
+
+def test_in_place_an_all_gathers_input_is_its_block():
+    case = Case.of_size("all_gather", "float32", 3, 40000, in_place=True)
+    assert not Case.of_size("reduce_scatter", "float32", 3, 40000, in_place=True).in_place
+    for rank in range(3):
+        buffers = cuda_data.allocate(case, "cpu", rank=rank)
+        source, target = buffers
+        assert source.data_ptr() == target.data_ptr() + 4 * rank * case.block
+        cuda_data.fill(case, rank, buffers)
+        assert cuda_data.wrong(case, rank, buffers) != ""
+        own = slice(rank * case.block, (rank + 1) * case.block)
+        expected = cuda_data._expected(case, own.start, own.stop, "cpu")
+        assert torch.equal(target[own].int(), expected)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -66,6 +82,9 @@ def test_data_is_that_of_the_host(collective):
         (["--gemm", "--heap"], "argument --heap: --gemm has buffers of its own"),
         (["--registered", "--heap"], "argument --registered: not with --heap"),
         (["--lanes", "0"], "argument --lanes"),
+        (["--in-place"], "argument --in-place: is for --device cuda"),
+        (["--dma", "on"], "argument --dma: copy engines are GPUs'"),
+        (["--dma", "stuck"], "'stuck' is not one of on, off"),
         (["--kinds", "all_reduce,scatter"], "'scatter' is not one of"),
         (["--dtype", "bf17"], "argument --dtype"),
         (["--device", "cuda", "--ranks", "64"], "64 ranks need a GPU each"),
@@ -235,6 +254,7 @@ def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, buffers):
         threads=True,
         device="cuda",
         buffers=buffers,
+        in_place=buffers == "own",
     )
     rows = run_sweep(sweep, lambda row: None)
     assert {row["buffers"] for row in rows} == {buffers}
@@ -258,29 +278,67 @@ def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, buffers):
     assert rows[1]["issue_us"] > 0 and rows[1]["peer_issue_us"] > 0
 
 
-def test_the_protocol_says_direct_if_slices_went_straight():
+def test_the_protocol_says_how_slices_went():
     counts = [0, 0]  # of this case's lanes; a case before may have left some
-    keys = [{"group": "bench", "key": "broadcast", "algorithm": "chain", "protocol": "slot"}]
+    moved = {"bytes": 0}
+    key = {"group": "bench", "key": "broadcast", "algorithm": "chain", "protocol": "slot"}
     lanes = [{"into_outputs": 7}, {"into_outputs": 0}]
     library = object.__new__(cuda_libraries.CudaUnjam)
     library._context = SimpleNamespace(
         info=lambda: {
-            "keys": keys,
+            "keys": [key | {"lanes": 32}],
             "lanes": [
-                {"into_outputs": lane["into_outputs"] + more}
+                {"into_outputs": lane["into_outputs"] + more, "bytes_sent": 500 + 1000 * more}
                 for lane, more in zip(lanes, counts, strict=True)
             ],
+            "kernel": {"copy_engines": {"dma_bytes": 10_000 + moved["bytes"]}},
         }
     )
-    library._straight_before = cuda_libraries._straight(library._context.info())
+    library._before = cuda_libraries._moved(library._context.info())
     case = Case.of_size("broadcast", "float32", 2, 1 << 20)
     before = library.plan(case)
-    assert before == ("chain", "slot")
+    assert before == ("chain", "slot", 32, 0.0)
     counts[1] = 3
-    assert library.plan(case) == ("chain", "slot, direct")
+    assert library.plan(case) == ("chain", "slot, direct", 32, 0.0)
     # One rank that has stored some is enough.
-    assert cuda_sweep.plan_of_all([before, library.plan(case)]) == ("chain", "slot, direct")
+    both = cuda_sweep.plan_of_all([before, library.plan(case)])
+    assert both == ("chain", "slot, direct", 32, 0.0)
     assert cuda_sweep.plan_of_all([before, before]) == before
+    moved["bytes"] = 1500
+    assert library.plan(case) == ("chain", "slot, direct, dma", 32, 0.5)
+
+
+def test_settings_of_dma_have_a_job_each(monkeypatch, capsys):
+    """All rows of each, which say so; the ranks' environment has the setting."""
+    made = []
+
+    class Ranks:
+        def __init__(self, *arguments):
+            made.append(arguments[-1])
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    def measure(sweep, job, case):
+        used = PlanUsed("mesh", "slot, dma", 8, 0.5)
+        yield make_row("none", case, "device", used, {"unjam": [1000]})
+
+    monkeypatch.setattr(bench_sweep, "Job", Ranks)
+    monkeypatch.setattr(cuda_sweep, "measure", measure)
+    monkeypatch.setattr(command, "lacking", lambda ranks: "")
+    line = "bench --device cuda --dma on,off --kinds all_reduce --sizes 64M --modes device"
+    assert main(line.split()) == 0
+    assert made == [{"UNJAM_DMA": "on"}, {"UNJAM_DMA": "off"}]
+    text = capsys.readouterr().out
+    assert text.count("64 MiB") == 2 and "50%" in text
+    assert "all_reduce, UNJAM_DMA=on" in text and "all_reduce, UNJAM_DMA=off" in text
+    made.clear()
+    assert main(line.replace("--dma on,off ", "").split()) == 0
+    assert made == [None]
+    assert "UNJAM_DMA" not in capsys.readouterr().out
 
 
 def test_a_wrong_result_is_an_error(no_gpu, monkeypatch):

@@ -47,5 +47,31 @@ def test_lines_that_are_not(module, line):
     assert module.faults("base/x.h", line) == []
 
 
+@pytest.mark.parametrize(
+    ("lines", "allowed", "fault"),
+    [
+        (12, None, ""),
+        (13, None, "of at most 12"),
+        (20, 20, ""),
+        (21, 20, "of at most 20"),
+        (19, 20, "says 20: say 19"),
+        (12, 20, "says 20: leave it out"),
+    ],
+)
+def test_heads_are_short(module, lines, allowed, fault):
+    text = "// A line.\n" * lines + "#pragma once\n// Another comment.\n"
+    found = module.head_fault("base/x.h", text, allowed)
+    assert fault in found
+    assert bool(found) == bool(fault)
+
+
+def test_the_list_of_long_heads_names_files_that_there_are(module, tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "x.h").write_text("// A line.\n" * 14)
+    (tmp_path / "tools" / "long_heads.txt").write_text("# Why.\n14 x.h\n13 gone.h\n")
+    assert module.check(tmp_path) == ["tools/long_heads.txt: there is no src/gone.h"]
+
+
 def test_this_repository_has_none(module):
     assert module.check(TOOLS.parent) == []

@@ -40,12 +40,12 @@ def tree(check, tmp_path):
     "line",
     [
         "if (plan.algorithm == Algorithm::kTwoShot) return;",
-        "// as of mesh plans",
+        "// as of rsag plans",
         "bool chain = false;",
         "// of a double binary tree",
         "int pairwise_steps = 0;",
         "// A ring plan's last primitive.",
-        "// direct plans send first",
+        "// one-shot plans send first",
     ],
 )
 @pytest.mark.parametrize("file", ["engine/a.h", "program/a.h", "plan/lower.cc"])

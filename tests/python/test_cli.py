@@ -440,7 +440,7 @@ def test_env(monkeypatch, capsys):
 
 
 def test_env_of_a_variable_whose_value_is_refused(monkeypatch, capsys):
-    monkeypatch.setenv("UNJAM_BORROW_SLOTS", "nonsense")  # another one's error is not this one's
+    monkeypatch.setenv("UNJAM_POOL_SLOTS", "nonsense")  # another one's error is not this one's
     monkeypatch.setenv("UNJAM_LANES", "999")
     assert main(["env", "lanes"]) == 0
     assert (
@@ -450,7 +450,7 @@ def test_env_of_a_variable_whose_value_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("UNJAM_LANES", "3")
     assert main(["env", "lanes"]) == 0
     assert "refused" not in capsys.readouterr().out
-    assert os.environ["UNJAM_BORROW_SLOTS"] == "nonsense"
+    assert os.environ["UNJAM_POOL_SLOTS"] == "nonsense"
 
 
 def test_env_of_an_empty_name(capsys):

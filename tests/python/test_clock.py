@@ -111,14 +111,14 @@ def test_auto_knows_how_many_ranks_share_a_core():
         clock.time_plan("all_reduce", parse_machine(one), 16, 64 << 10)["algorithm"]
         for one in (text, crowded)
     ]
-    assert chosen == ["mesh", "double_binary_tree"]
+    assert chosen == ["rsag", "double_binary_tree"]
 
 
 def test_an_algorithms_own_constants(tmp_path):
     text = HGX + '[algorithm.ring]\nlink_us = { value = 9.0, source = "a test" }\n'
     machine = parse_machine(text)
     assert machine.values("ring")["link_us"] == 9.0
-    assert machine.values("mesh")["link_us"] == 1.4
+    assert machine.values("rsag")["link_us"] == 1.4
     with pytest.raises(InvalidArgument, match="algorithm.ring.lanes is no field"):
         parse_machine(text.replace("[algorithm.ring]\nlink_us", "[algorithm.ring]\nlanes"))
 
@@ -283,7 +283,7 @@ def test_calibration_finds_the_constants_that_made_the_times():
         calibrate.Measured(
             name, ranks, size, clock.time_plan("all_reduce", machine, ranks, size, name)["us"]
         )
-        for name in ("ring", "direct", "double_binary_tree")
+        for name in ("ring", "one_shot", "double_binary_tree")
         for ranks in (2, 4)
         for size in (64, 4096, 65536)
     ]

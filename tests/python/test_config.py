@@ -22,13 +22,13 @@ def test_values():
         {
             "policy": "hold",
             "order": "priority",
-            "algorithm": "direct",
+            "algorithm": "one_shot",
             "lanes": 3,
-            "borrow_slots": 0,
+            "pool_slots": 0,
         }
     )
     assert (config.policy, config.order, config.algorithm, config.lanes) == (2, 1, 1, 3)
-    assert config.borrow_slots == 2**32 - 1
+    assert config.pool_slots == 2**32 - 1
     config = make_config({"device": "cuda", "device_index": 3})
     assert (config.device, config.device_index) == (1, 3)
     assert make_config({"device": "host", "device_index": -1}).device_index == -1
@@ -102,22 +102,67 @@ def test_unknown_variables_are_named_once_a_process(python, monkeypatch):
     ]
 
 
+def test_former_keywords():
+    with pytest.warns(DeprecationWarning, match="escape_slots is now called guaranteed_slots") as w:
+        config = make_config({"escape_slots": 3})
+    assert config.guaranteed_slots == 3
+    assert [str(warning.filename) for warning in w] == [__file__]
+    with pytest.warns(DeprecationWarning, match="borrow_slots is now called pool_slots"):
+        assert make_config({"borrow_slots": 0}).pool_slots == 2**32 - 1
+    with pytest.warns(DeprecationWarning, match="mesh is now called rsag"):
+        assert make_config({"algorithm": "mesh"}).algorithm == 2
+    with pytest.raises(InvalidArgument, match="leave out the former name"):
+        make_config({"escape_slot_bytes": 4096, "guaranteed_slot_bytes": 8192})
+
+
 @pytest.mark.parametrize("both", [False, True])
-def test_a_former_name_counts_and_is_named_once(python, monkeypatch, both):
-    monkeypatch.setenv("UNJAM_SOLO_OVERLAP", "0")
+@pytest.mark.parametrize(
+    ("former", "name", "given", "other"),
+    [
+        ("UNJAM_SOLO_OVERLAP", "UNJAM_IN_STREAM_OVERLAP", 0, 1),
+        ("UNJAM_ESCAPE_SLOTS", "UNJAM_GUARANTEED_SLOTS", 3, 4),
+        ("UNJAM_BORROW_SLOTS", "UNJAM_POOL_SLOTS", 0, 4),
+    ],
+)
+def test_a_former_name_counts_and_is_named_once(
+    python, monkeypatch, both, former, name, given, other
+):
+    monkeypatch.setenv(former, str(given))
     if both:
-        monkeypatch.setenv("UNJAM_IN_STREAM_OVERLAP", "1")
+        monkeypatch.setenv(name, str(other))
     program = (
         "import unjam\n"
         "with unjam.init_all(1) as (a,), unjam.init_all(1) as (b,):\n"
-        f"    assert a.info()['settings']['UNJAM_IN_STREAM_OVERLAP'] == {int(both)}\n"
+        f"    assert a.info()['settings']['{name}'] == {other if both else given}\n"
     )
     result = python("-c", program)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("unjam:")]
     (text,) = [line.split(" warn: ")[1] for line in lines]
-    assert text.startswith("UNJAM_SOLO_OVERLAP is now called UNJAM_IN_STREAM_OVERLAP")
+    assert text.startswith(f"{former} is now called {name}")
     assert ("leave out the former name" in text) == both
+
+
+def test_former_names_of_algorithms_count_and_are_named_once(python, monkeypatch):
+    program = (
+        "import numpy, unjam\n"
+        "with unjam.init_all(2) as contexts:\n"
+        "    assert contexts[0].info()['settings']['UNJAM_ALGORITHM'] == 'rsag'\n"
+        "    groups = [context.group() for context in contexts]\n"
+        "    x = [numpy.ones(2, numpy.float32) for _ in groups]\n"
+        "    for request in [g.all_reduce(a, algorithm='direct') for g, a in zip(groups, x)]:\n"
+        "        request.wait()\n"
+        "    (used,) = {key['algorithm'] for key in contexts[0].info()['keys']}\n"
+        "    assert used == 'one_shot', used\n"
+    )
+    monkeypatch.setenv("UNJAM_ALGORITHM", "mesh")
+    result = python("-c", program)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("unjam:")]
+    assert [line.split(" warn: ")[1].partition(": use that")[0] for line in lines] == [
+        "UNJAM_ALGORITHM: mesh is now called rsag",
+        "direct is now called one_shot",
+    ]
 
 
 def test_a_wrong_value_is_named_by_the_name_it_was_given_under(monkeypatch):

@@ -72,7 +72,7 @@ def test_settings_that_must_agree():
 
     def rank(number):
         try:
-            unjam.init(2, number, unique, escape_slots=4 + number).close()
+            unjam.init(2, number, unique, guaranteed_slots=4 + number).close()
         except unjam.UnjamError as error:
             errors[number] = str(error)
 
@@ -81,7 +81,7 @@ def test_settings_that_must_agree():
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert errors and all("escape_slots" in text.lower() for text in errors.values()), errors
+    assert errors and all("guaranteed_slots" in text.lower() for text in errors.values()), errors
 
 
 # ---- the end ----
@@ -364,7 +364,7 @@ def test_algorithm_of_one_call(pair):
         (found,) = [k["algorithm"] for k in context.info()["keys"] if k["key"] == key]
         return found
 
-    for name in ("ring", "direct", "two_shot"):
+    for name in ("ring", "one_shot", "two_shot"):
         x = [np.ones(8, np.float32) for _ in groups]
         calls = zip(groups, x, strict=True)
         for request in [g.all_reduce(a, key="k", algorithm=name) for g, a in calls]:
@@ -391,7 +391,7 @@ def test_double_binary_trees():
                 assert me != root or (x == total // n).all()
                 x = np.full(count, me, np.int32)
                 assert (group.broadcast(x, root=root, **options).result(60) == root).all()
-        words = "double_binary_tree does not serve all_gather: use one of ring.direct.mesh.pat$"
+        words = "double_binary_tree does not serve all_gather: use one of ring.one_shot.rsag.pat$"
         with pytest.raises(InvalidArgument, match=words):
             group.all_gather(x, np.empty(n * x.size, x.dtype), **options)
         return {key["algorithm"] for key in context.info()["keys"]}

@@ -184,7 +184,7 @@ def test_environment_page_has_the_defaults_of_cuda() -> None:
     assert f"and {cuda['idle_keys']} idle keys have room" in words
     said = re.findall(r"^\| `UNJAM_(\w+)` .*\bon CUDA (\d+) unless said", page, flags=re.M | re.I)
     numbers = {name.lower(): number for name, number in said if name.lower() in cuda}
-    assert {"max_active_keys", "escape_slots", "borrow_slots"} <= numbers.keys()
+    assert {"max_active_keys", "guaranteed_slots", "pool_slots"} <= numbers.keys()
     assert numbers.items() <= cuda.items()
 
 

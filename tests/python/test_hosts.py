@@ -51,7 +51,7 @@ def all_kinds(roots):
         kinds_of_all.check(context, roots)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct", "mesh", "hierarchical", "pat"])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "one_shot", "rsag", "hierarchical", "pat"])
 def test_all_kinds(harness, algorithm):
     for rank in job(harness, (2, 2), all_kinds, [0, 3], UNJAM_ALGORITHM=algorithm):
         rank.ends()

@@ -150,8 +150,8 @@ def test_a_setting_says_the_range_of_the_library():
         make_config({"lanes": 2**32 + 1})
     with pytest.raises(InvalidArgument, match=f"give 0 to {2**63 - 1}"):
         make_config({"delay_seed": 2**63})
-    with pytest.raises(InvalidArgument, match="borrow_slots"):
-        make_config({"borrow_slots": 2**32 - 1})  # what stands for none in C
+    with pytest.raises(InvalidArgument, match="pool_slots"):
+        make_config({"pool_slots": 2**32 - 1})  # what stands for none in C
 
 
 def test_named_settings_take_no_other_numbers():

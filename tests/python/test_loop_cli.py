@@ -61,7 +61,7 @@ def test_options_reach_the_plan(capsys):
         (["--bandwidth", "0"], "0 is not a bandwidth above 0"),
         (["--sync", "grids"], "invalid choice: 'grids'"),
         (["--compile", "sm_9"], "invalid choice: 'sm_9'"),
-        (["--picture", "x.txt"], "the ending must be .png, .svg or .pdf"),
+        (["--picture", "x.txt"], "the ending must be one of .png, .svg, .pdf"),
         (["--picture", "/proc/self/x.png"], "--picture"),
     ],
 )
@@ -84,7 +84,7 @@ def test_it_draws(capsys, tmp_path, name):
 
 def test_a_picture_says_what_it_cannot(capsys, tmp_path, monkeypatch):
     plan = compile_graph(llama(SHAPES["tiny"]).graph)
-    with pytest.raises(InvalidArgument, match="a picture must end in .png, .svg, .pdf"):
+    with pytest.raises(InvalidArgument, match="the ending must be one of .png, .svg, .pdf"):
         draw(plan, tmp_path / "x.txt")
 
     def full(*_):

@@ -23,7 +23,7 @@ MANY = 66  # threads
 PROCESSES = 72
 # Algorithms that serve any number of ranks, and those whose plans end at 64.
 ANY_SIZE = ("auto", "ring", "chain", "pairwise", "double_binary_tree", "pat")
-TO_64 = ("direct", "mesh", "two_shot", "hierarchical")
+TO_64 = ("one_shot", "rsag", "two_shot", "hierarchical")
 
 
 def all_kinds(ranks, roots=None, **config):

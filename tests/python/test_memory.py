@@ -247,7 +247,7 @@ def all_kinds(context, count):
     np.testing.assert_array_equal(whole[rank], ranks * mine(rank))
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "mesh"])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "rsag"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_all_kinds(ranks, algorithm):
     def rank(context):

@@ -1007,7 +1007,7 @@ def forked_calls(job: Job, request: unjam.Request, collective: unjam.Collective)
         lambda: group.register_all_reduce("k", "float32"),
         lambda: job.c("Wait", request._handle, -1),
         lambda: job.c("RequestFree", request._handle),
-        lambda: job.c("OnDone", request._handle, None, None),
+        lambda: job.c("OnComplete", request._handle, None, None),
         lambda: job.c("ContextRank", context._handle, ctypes.byref(number)),
         lambda: job.c("ContextSize", context._handle, ctypes.byref(number)),
         lambda: job.c("GroupRank", group._handle, ctypes.byref(number)),

@@ -684,7 +684,7 @@ def test_the_same_picture_each_time(tmp_path):
 
 
 def test_no_other_kind_of_picture(tmp_path):
-    with pytest.raises(InvalidArgument, match=r"a.gif: a picture must end in .png, .svg, .pdf"):
+    with pytest.raises(InvalidArgument, match=r"a.gif: the ending must be one of .png, .svg, .pdf"):
         drawn(BIG, tmp_path / "a.gif")
 
 

@@ -33,7 +33,7 @@ def test_other_settings_give_the_same_bits():
             {},
             {"policy": "fixed"},
             {"quantum_slices": 1},
-            {"borrow_slots": 0},
+            {"pool_slots": 0},
             {"block_threads": 4},
             {"residency_us": 50},
             {"delay_seed": 5, "delay_max_us": 200},

@@ -173,7 +173,7 @@ def test_all_that_peers_store(launch):
                 memory[:] = -1
         return straight(context)
 
-    for algorithm in ("ring", "mesh"):
+    for algorithm in ("ring", "rsag"):
         assert sum(launch(3, rank, algorithm=algorithm)) > 0
 
 

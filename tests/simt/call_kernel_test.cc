@@ -101,7 +101,7 @@ void mute(Machine& machine, const std::vector<const Launch*>& launches, const Ca
 
 bool has_large_slots(const Case& x, std::uint64_t seed) {
   if (x.shape) return false;
-  const bool packets = x.algorithm == Algorithm::kDirect || x.algorithm == Algorithm::kTwoShot;
+  const bool packets = x.algorithm == Algorithm::kOneShot || x.algorithm == Algorithm::kTwoShot;
   return seed % 2 == 0 && !packets;
 }
 GpuShape shape_of(const Case& x, std::uint64_t seed) {
@@ -111,15 +111,15 @@ GpuShape shape_of(const Case& x, std::uint64_t seed) {
   shape.patience_us = x.patience_us;
   if (x.shape) return shape;
   // Small ones, of which a call needs many; or such that each warp of a group has a part to move.
-  if (has_large_slots(x, seed)) shape.escape_slot_bytes = 4096;
+  if (has_large_slots(x, seed)) shape.guaranteed_slot_bytes = 4096;
   // Where there are few, hops wait for room, each at another time.
-  shape.escape_slots = 2u << seed / 2 % 3;
-  shape.borrow_slots = seed / 6 % 2 == 0 ? 16 : 0;
+  shape.guaranteed_slots = 2u << seed / 2 % 3;
+  shape.pool_slots = seed / 6 % 2 == 0 ? 16 : 0;
   if (seed / 12 % 3 == 2) shape.overlap = seed / 36 % 2 == 0 ? 0 : 2;
   shape.copies = x.copies;
   if (x.copies != Copies::kNone) {
     shape.overlap = seed % 3 == 0 ? 0 : 1;
-    if (seed % 2 == 1) shape.borrow_slots = 6;  // fewer than a connector has headers
+    if (seed % 2 == 1) shape.pool_slots = 6;  // fewer than a connector has headers
     shape.copy_patience_us = x.copies == Copies::kPrompt ? 100'000 : 20;
   }
   return shape;
@@ -182,10 +182,8 @@ class Job {
         return;
       }
       const Launch* const behind = launches_[r].empty() ? nullptr : launches_[r].back();
-      const bool carried = call.n != 0 && call.lowered[r]->schedule.steps.carried;
-      const auto kernel = carried ? unjam_carried_call_kernel : unjam_call_kernel;
-      now.push_back(
-          ranks_.launch(machine_, kernel, call, behind, r, /*without_engine=*/call.n != 0));
+      now.push_back(ranks_.launch(machine_, unjam_call_kernel, call, behind, r,
+                                  /*without_engine=*/call.n != 0, unjam_carried_call_kernel));
       launches_[r].push_back(now.back());
     }
     if (call.n == 0) return;
@@ -307,8 +305,8 @@ std::vector<Case> cases() {
   };
   for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
                           Kind::kBroadcast, Kind::kReduce}) {
-    add(kind, Algorithm::kDirect, {1, 61, 150});
-    add(kind, Algorithm::kMesh, {512, 2000, 5003});
+    add(kind, Algorithm::kOneShot, {1, 61, 150});
+    add(kind, Algorithm::kRsag, {512, 2000, 5003});
   }
   add(Kind::kAllReduce, Algorithm::kTwoShot, {24, 61, 150});
   add(Kind::kBroadcast, Algorithm::kChain, {512, 5000});
@@ -416,13 +414,17 @@ TEST(CallKernelSoak, SameBits) { same_bits(5, 1); }
 void carried(Copies copies, std::uint64_t seeds, std::uint64_t held) {
   Figures figures;
   std::uint64_t runs = 0;
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce, Kind::kAllGather,
+                          Kind::kBroadcast}) {
     for (const std::uint32_t ranks : {2u, 3u, 4u}) {
       for (std::uint64_t seed = 0; seed < seeds; ++seed) {
         const std::uint64_t own = base_seed() + runs++;
-        Case x{kind, Algorithm::kMesh, ranks, 2, own % 3 == 0 ? 3001u : 2003u};
+        Case x{kind, Algorithm::kRsag, ranks, 2, own % 3 == 0 ? 3001u : 2003u};
         x.copies = copies;
-        x.in_place = kind == Kind::kAllReduce && own % 2 == 0;
+        // (What is copied as well is carried in place alone.)
+        const bool copies_own = kind == Kind::kAllGather || kind == Kind::kBroadcast;
+        x.in_place = kind != Kind::kReduceScatter && (copies_own ? own % 4 != 0 : own % 2 == 0);
+        x.root_is_first = own % 2 == 0;
         x.held = own % 3 == 1 ? held : 0;
         x.patience_us = x.held != 0 ? 20 : 1000;
         const std::string error = run(x, own, 4, figures);
@@ -504,8 +506,8 @@ void run_some(const std::vector<Case>& some, std::uint64_t seeds, std::uint32_t 
 // A shape of slots of 1 KiB.
 GpuShape with_slots(std::uint32_t own, std::uint32_t borrowed) {
   GpuShape shape;
-  shape.escape_slots = own;
-  shape.borrow_slots = borrowed;
+  shape.guaranteed_slots = own;
+  shape.pool_slots = borrowed;
   return shape;
 }
 constexpr std::uint64_t kWordsAChunk = 256;
@@ -515,7 +517,7 @@ constexpr std::uint64_t kWordsAChunk = 256;
 TEST(CallKernel, BorrowsWhatIsTaken) {
   std::vector<Case> some;
   for (const std::uint64_t chunks : {5, 7}) {
-    Case x{Kind::kBroadcast, Algorithm::kMesh, 2, 2, 2 * chunks * kWordsAChunk};
+    Case x{Kind::kBroadcast, Algorithm::kRsag, 2, 2, 2 * chunks * kWordsAChunk};
     x.late = 100'000;
     x.keys = 2;
     x.root_is_first = true;
@@ -526,7 +528,7 @@ TEST(CallKernel, BorrowsWhatIsTaken) {
 }
 // Packets of one use after the other, to somebody who begins late: there is room for those of two.
 TEST(CallKernel, SendsPacketsWhereThereIsRoom) {
-  Case x{Kind::kBroadcast, Algorithm::kDirect, 2, 2, 61};
+  Case x{Kind::kBroadcast, Algorithm::kOneShot, 2, 2, 61};
   x.late = 100'000;
   x.root_is_first = true;
   x.shape = with_slots(2, 0);
@@ -537,7 +539,7 @@ TEST(CallKernel, SendsPacketsWhereThereIsRoom) {
 TEST(CallKernel, TellsTheLastCredits) {
   std::vector<Case> some;
   for (const Kind kind : {Kind::kAllGather, Kind::kAllReduce, Kind::kBroadcast}) {
-    Case x{kind, Algorithm::kMesh, 2, 2, 0};
+    Case x{kind, Algorithm::kRsag, 2, 2, 0};
     x.count = (kind == Kind::kAllReduce ? 2 : 1) * 2 * 8 * kWordsAChunk;
     x.patience_us = 20;
     x.mute = 100'000;
@@ -606,7 +608,7 @@ class OtherDriver {
 TEST(CallKernel, WaitsForItsLanesLeases) {
   Figures figures;
   std::uint64_t taken = 0;
-  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kTwoShot}) {
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
     const Case x{Kind::kAllReduce, algorithm, 2, 2, 61};
     constexpr std::uint32_t kUses = 8;
     for (std::uint64_t s = 0; s < 2; ++s) {
@@ -643,18 +645,18 @@ TEST(CallKernel, GathersWhatNobodyForgets) {
       const GpuRanks ranks(shape);
       GpuCall call;
       call.count = number_of_ranks * shape.lanes * 12 * kWordsAChunk;
-      call.algorithm = Algorithm::kMesh;
+      call.algorithm = Algorithm::kRsag;
       call.in_place = true;
       ASSERT_EQ(ranks.prepare(call), "");
       for (std::uint32_t r = 0; r < number_of_ranks; ++r) {
         if (call.lowered[r]->why != NeedsEngine::kNo) continue;
         StreamCall scheduled;
         static_cast<Schedule&>(scheduled) = call.lowered[r]->schedule;
-        const auto shared = std::make_unique<in_stream::StreamShared>();
-        const auto streamed = std::make_unique<in_stream::StreamedCall>();
+        const auto shared = std::make_unique<in_stream::SlotShared>();
+        const auto streamed = std::make_unique<in_stream::SlotCallState>();
         const Invocation inv;
         const LaneTransport transport;
-        const in_stream::Stream c{scheduled, inv, transport, *shared, *streamed};
+        const in_stream::SlotCall c{scheduled, inv, transport, *shared, *streamed};
         const std::uint32_t chunks = scheduled.chunks_of_all();
         const HopOrder order = c.order();
         for (std::uint32_t i = 0; i < (chunks + 1) * chunks * (chunks + 1); ++i) {

@@ -46,27 +46,27 @@ struct KeyKind {
   Op op = Op::kSum;
 };
 constexpr KeyKind kKeys[] = {
-    {Kind::kAllReduce, Algorithm::kDirect, 61},
-    {Kind::kAllReduce, Algorithm::kMesh, 2000},
-    {Kind::kAllGather, Algorithm::kMesh, 700},
+    {Kind::kAllReduce, Algorithm::kOneShot, 61},
+    {Kind::kAllReduce, Algorithm::kRsag, 2000},
+    {Kind::kAllGather, Algorithm::kRsag, 700},
     {Kind::kAllReduce, Algorithm::kTwoShot, 64},
-    {Kind::kBroadcast, Algorithm::kMesh, 5003},
-    {Kind::kAllToAll, Algorithm::kMesh, 300},
+    {Kind::kBroadcast, Algorithm::kRsag, 5003},
+    {Kind::kAllToAll, Algorithm::kRsag, 300},
     {Kind::kAllReduce, Algorithm::kRing, 900},
-    {Kind::kReduce, Algorithm::kDirect, 150},
+    {Kind::kReduce, Algorithm::kOneShot, 150},
     {Kind::kAllReduce, Algorithm::kDoubleBinaryTree, 1500},
 };
 
 // Which differ in what their slices' descriptions say, and in nothing that keeps them apart.
 constexpr KeyKind kTogether[] = {
-    {Kind::kAllReduce, Algorithm::kMesh, 1200},
-    {Kind::kAllReduce, Algorithm::kMesh, 1100, DType::kInt32, Op::kMax},
+    {Kind::kAllReduce, Algorithm::kRsag, 1200},
+    {Kind::kAllReduce, Algorithm::kRsag, 1100, DType::kInt32, Op::kMax},
 };
 // Packets, of all warps.
 constexpr KeyKind kPackets[] = {
-    {Kind::kAllGather, Algorithm::kDirect, 480},
-    {Kind::kAllReduce, Algorithm::kDirect, 512, DType::kFloat32},
-    {Kind::kBroadcast, Algorithm::kDirect, 450},
+    {Kind::kAllGather, Algorithm::kOneShot, 480},
+    {Kind::kAllReduce, Algorithm::kOneShot, 512, DType::kFloat32},
+    {Kind::kBroadcast, Algorithm::kOneShot, 450},
     {Kind::kAllReduce, Algorithm::kTwoShot, 1024, DType::kFloat32},
 };
 
@@ -83,8 +83,8 @@ std::string run(const Job& job, std::uint32_t number_of_ranks, std::uint64_t see
   shape.lanes = 2;
   shape.keys = keys;
   shape.slots = 16;
-  shape.escape_slots = 2u << seed % 3;
-  shape.escape_slot_bytes = job.slot_bytes;
+  shape.guaranteed_slots = 2u << seed % 3;
+  shape.guaranteed_slot_bytes = job.slot_bytes;
   GpuRanks ranks(shape);
   Machine::Limits limits;
   limits.most_steps = 60'000'000;

@@ -79,8 +79,8 @@ enum class Copies {
 struct GpuShape {
   std::uint32_t ranks = 2, lanes = 1;
   std::uint32_t slots = 8, keys = 8;
-  std::uint32_t connectors = 8, escape_slots = 4, escape_slot_bytes = 1024;
-  std::uint32_t borrow_slots = 16;
+  std::uint32_t connectors = 8, guaranteed_slots = 4, guaranteed_slot_bytes = 1024;
+  std::uint32_t pool_slots = 16;
   std::uint32_t patience_us = 1000;
   std::uint32_t overlap = 1;  // as UNJAM_OVERLAP
   Copies copies = Copies::kNone;
@@ -152,10 +152,10 @@ class GpuRanks {
     arena.ranks = shape.ranks;
     arena.lanes = shape.lanes;
     arena.connectors = shape.connectors;
-    arena.escape_slots = shape.escape_slots;
-    arena.escape_slot_bytes = shape.escape_slot_bytes;
-    arena.borrow_slots = shape.borrow_slots;
-    arena.borrow_slot_bytes = shape.escape_slot_bytes;
+    arena.guaranteed_slots = shape.guaranteed_slots;
+    arena.guaranteed_slot_bytes = shape.guaranteed_slot_bytes;
+    arena.pool_slots = shape.pool_slots;
+    arena.pool_slot_bytes = shape.guaranteed_slot_bytes;
     arena.derive();
     CudaRankOptions options;
     options.shape = arena;
@@ -195,9 +195,9 @@ class GpuRanks {
     PlanLimits limits;
     limits.device = Device::kCuda;
     limits.lanes = static_cast<std::uint16_t>(shape_.lanes);
-    limits.escape_slots = shape_.escape_slots;
-    limits.escape_slot_bytes = shape_.escape_slot_bytes;
-    limits.borrow_slot_bytes = shape_.escape_slot_bytes;
+    limits.guaranteed_slots = shape_.guaranteed_slots;
+    limits.guaranteed_slot_bytes = shape_.guaranteed_slot_bytes;
+    limits.pool_slot_bytes = shape_.guaranteed_slot_bytes;
     limits.lines = true;
     limits.overlap = shape_.overlap != 0;
     limits.together = shape_.overlap == 2;
@@ -211,7 +211,7 @@ class GpuRanks {
       if (!plan) return error;
       call.plans.push_back(*std::move(plan));
       const LowerLimits lower_limits{shape_.threads, shape_.lanes, true, shape_.patience_us,
-                                     shape_.escape_slot_bytes};
+                                     shape_.guaranteed_slot_bytes};
       call.lowered.push_back(std::make_shared<const Lowered>(
           lower(call.plans[r], request.ranks, request.rank, lower_limits)));
       const std::size_t blocks = shape_.ranks;
@@ -226,7 +226,9 @@ class GpuRanks {
         input[i] = word_of(call.dtype, mix64(hash_combine(call.key * 7919 + r, i)));
       }
       call.outputs.emplace_back(words((wide_output ? blocks : 1) * call.count), -1);
-      if (call.in_place && call.kind == Kind::kAllReduce) call.outputs.back() = input;
+      if (call.in_place && has_input(request, request.rank)) {
+        std::copy(input.begin(), input.end(), call.outputs.back().begin() + own_words(call, r));
+      }
     }
     return "";
   }
@@ -235,10 +237,11 @@ class GpuRanks {
   using EngineKernel = void (*)(CudaRank*, EngineLaunch);
 
   // The rank's kernel of the call, behind another one. `without_engine`: it tries it without the
-  // engine.
+  // engine; `carried` is the kernel then if copy engines move some of it.
   const unjam_simt::Launch* launch(unjam_simt::Machine& machine, CallKernel kernel,
                                    const GpuCall& call, const unjam_simt::Launch* behind,
-                                   std::uint32_t r, bool without_engine) {
+                                   std::uint32_t r, bool without_engine,
+                                   CallKernel carried = nullptr) {
     Rank& of = *ranks_[r];
     auto launched = std::make_unique<CudaLaunch>();
     CudaLaunch& l = *launched;
@@ -250,6 +253,7 @@ class GpuRanks {
       bind(*call.lowered[r], inv, l.call);
       of.memory.address(inv, l.call);
       l.sqe.inv.batch = batch_of(*call.lowered[r], l.call);
+      if (l.call.by_slots && l.call.steps.carried) kernel = carried;
     }
     const Geometry& g = inv.geometry;
     const unsigned threads = l.call.lanes != 0 ? call.lowered[r]->threads : shape_.threads;
@@ -452,12 +456,22 @@ class GpuRanks {
     of.rank = of.memory.rank();
     of.rank->copies.patience_ns = std::uint64_t{shape_.copy_patience_us} * 1000;
     of.server =
-        std::make_unique<CopyServer>(copies, shape_.ranks, options.shape.borrow_bytes(), 8192);
+        std::make_unique<CopyServer>(copies, shape_.ranks, options.shape.pool_bytes(), 8192);
     of.engines = std::make_unique<FakeCopyEngines>(of.memory.copies_done(), shape_.ranks);
     of.calls.resize(shape_.slots);
     for (std::uint32_t s = shape_.slots; s-- > 0;) {
       of.free_slots.push_back(static_cast<std::uint16_t>(s));
     }
+  }
+
+  // In place: from the beginning of the output, where the rank's input lies.
+  static std::ptrdiff_t own_words(const GpuCall& call, std::uint32_t r) {
+    const std::uint64_t elements = call.kind == Kind::kAllGather ? r * call.count : 0;
+    return static_cast<std::ptrdiff_t>(elements * dtype_bytes(call.dtype) / 4);
+  }
+  // Of whom the call reads something.
+  static bool has_input(const PlanRequest& request, int rank) {
+    return request.kind != Kind::kBroadcast || rank == request.root;
   }
 
   std::uint64_t tag(std::uint32_t key) const { return mix64(key + 17) | 1; }
@@ -471,7 +485,7 @@ class GpuRanks {
     inv.lowered = call.lowered[r].get();
     auto& output = const_cast<std::vector<std::int32_t>&>(call.outputs[r]);
     inv.output = output.data();
-    inv.input = call.in_place ? output.data() : call.inputs[r].data();
+    inv.input = call.in_place ? output.data() + own_words(call, r) : call.inputs[r].data();
     inv.n = call.n;
     inv.seed = hash_combine(tag(call.key), call.n);
     inv.serial = ++of.serials;

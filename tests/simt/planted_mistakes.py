@@ -84,8 +84,8 @@ MISTAKES = [
         KERNELS + "call_by_slots.cuh",
         [
             (
-                "over = steer(r, stream_in(streams[rehearses ? 1 : 0]),",
-                "over = steer(r, stream_in(streams[0]),",
+                "steer_or_rehearse(slot_call_in(runs[run.rehearses ? 1 : 0]));",
+                "steer_or_rehearse(slot_call_in(runs[0]));",
             )
         ],
     ),
@@ -100,7 +100,7 @@ MISTAKES = [
         ],
     ),
     Mistake(
-        "a borrowed slot that somebody has not taken yet",
+        "a pool slot that somebody has not taken yet",
         SLOTS + "publish.cuh",
         [
             (
@@ -111,7 +111,7 @@ MISTAKES = [
         only="CallKernel.BorrowsWhatIsTaken",
     ),
     Mistake(
-        "borrowed slots go round too soon",
+        "pool slots go round too soon",
         SLOTS + "calls.cuh",
         [
             (
@@ -212,7 +212,7 @@ MISTAKES = [
     Mistake(
         "a slice with another call's description",
         SLOTS + "steer_several.cuh",
-        [("        if (x.given_of[at] != its) {", "        if (false) {")],
+        [("    if (x.given_of[at] != its) {", "    if (false) {")],
         test="daemon_kernel_test",
         only="DaemonKernel.CallsThatGoTogether",
         seeds=3,

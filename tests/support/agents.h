@@ -66,7 +66,7 @@ class TestAgents {
     base.job_ranks = job_ranks;
     base.start_ms = kPatienceUs / 1000;
     base.silence_ms = kPatienceUs / 1000;  // other tests' load is no silence
-    base.settings = "UNJAM_LANES=2, UNJAM_ESCAPE_SLOTS=5";
+    base.settings = "UNJAM_LANES=2, UNJAM_GUARANTEED_SLOTS=5";
   }
 
   // The first is the root. Arrives before the next is started, so that its number is its place

@@ -137,7 +137,7 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   JoinMessage join;
   join.rank = rank, join.ranks = ranks, join.arena_bytes = 1 << 20;
   add(MessageType::kJoin, join);
-  join.settings = "lanes=2, escape_slots=5", join.cpus = {3, ~0ull};
+  join.settings = "lanes=2, guaranteed_slots=5", join.cpus = {3, ~0ull};
   add(MessageType::kJoin, join);
   PresentMessage present;
   add(MessageType::kPresent, present);

@@ -42,7 +42,7 @@ enum class What {
   kAllGather,
   kReduceScatter,
   kBroadcast,
-  // As mesh plans do them, of at least two ranks: the root's part is empty, see empty_part().
+  // As rsag plans do them, of at least two ranks: the root's part is empty, see empty_part().
   kMeshBroadcast,
   kMeshReduce,
   // As a ring plan does them, of at least two ranks.
@@ -63,8 +63,8 @@ struct Case {
   int threads = 1;
   int control = 0;  // how many of them control; 0: the host device, where one does
   int lanes = 1;
-  int escape_slots = 2;
-  int borrow_slots = 0;
+  int guaranteed_slots = 2;
+  int pool_slots = 0;
   bool delays = false;
   bool heap = false;      // most outputs lie in arenas' heaps, so that peers store into them
   bool together = false;  // what only sends and what only receives are one slice
@@ -468,9 +468,9 @@ class Ranks {
       : case_(c), n_(static_cast<std::uint32_t>(c.ranks)) {
     Settings settings;
     settings.lanes = c.lanes;
-    settings.escape_slots = c.escape_slots;
-    settings.escape_slot_bytes = kSlotBytes;
-    settings.borrow_slots = c.borrow_slots;
+    settings.guaranteed_slots = c.guaranteed_slots;
+    settings.guaranteed_slot_bytes = kSlotBytes;
+    settings.pool_slots = c.pool_slots;
     settings.max_active_keys = 64;
     settings.spin_head = 64;
     settings.spin_base = 4;
@@ -552,7 +552,7 @@ class Ranks {
     inv.input = u.inputs[r].data();
     inv.output = u.outputs[r].data();
     if (case_.heap && ++submitted_ % 4 != 0) place_in_heap(u, r, inv);
-    inv.n = inv.turn = u.n;
+    inv.n = inv.use = u.n;
     inv.seed = hash_combine(inv.key->tag, u.n);
     inv.group_size = static_cast<std::uint16_t>(n_);
     inv.op = u.op;
@@ -703,7 +703,7 @@ class Ranks {
   std::vector<std::pair<std::vector<std::int32_t>*, unsigned char*>> in_heap_;
 };
 
-// Every hop works on a chunk some passes before the hop before it's, as mesh plans do with slots
+// Every hop works on a chunk some passes before the hop before it's, as rsag plans do with slots
 // enough.
 inline void overlap(std::vector<Primitive>& program, unsigned passes = 1) {
   unsigned lag = 0;
@@ -783,7 +783,7 @@ inline void check(const Use& u) {
 
 inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.ranks << " ranks, " << c.threads << " threads (" << c.control << " control), "
-       << c.lanes << " lanes, " << c.escape_slots << " + " << c.borrow_slots << " slots"
+       << c.lanes << " lanes, " << c.guaranteed_slots << " + " << c.pool_slots << " slots"
        << (c.delays ? ", delays" : "") << (c.heap ? ", outputs in heaps" : "")
        << (c.together ? ", together" : "");
 }

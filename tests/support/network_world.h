@@ -28,9 +28,9 @@ inline ArenaShape small_network_shape() {
   ArenaShape s;
   s.connectors = 2;
   s.first_connectors_log2 = 1;
-  s.escape_slots = 2;
-  s.escape_slot_bytes = 64;
-  s.borrow_slots = 0;
+  s.guaranteed_slots = 2;
+  s.guaranteed_slot_bytes = 64;
+  s.pool_slots = 0;
   return s;
 }
 
@@ -98,7 +98,7 @@ class NetworkWorld {
       if (w != nullptr) w->bases_[r] = w->views_[r], w->process_of_[r] = static_cast<uint16_t>(r);
       for (std::uint32_t q = 0; q < o.ranks; ++q) {
         auto* const owners = c.take<ConnectorOwner>(shape.connectors);
-        auto* const borrows = c.take<BorrowUse>(shape.borrow_slots);
+        auto* const borrows = c.take<PoolUse>(shape.pool_slots);
         auto* const places = c.take<std::uint16_t>(shape.places());
         if (w == nullptr) continue;
         PeerSendState& p = w->peers_[r][q];

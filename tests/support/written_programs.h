@@ -31,7 +31,7 @@ inline Plan empty_plan(const PlanRequest& request, const PlanLimits& limits, int
   plan.protocol = unjam::Protocol::kSlot;
   plan.geometry = unjam::make_geometry(request, static_cast<std::uint32_t>(parts));
   plan.geometry.empty_part = empty_part;
-  plan.geometry.chunk = unjam::chunk_elements(limits.escape_slot_bytes, plan.geometry);
+  plan.geometry.chunk = unjam::chunk_elements(limits.guaranteed_slot_bytes, plan.geometry);
   plan.geometry.lanes = limits.lanes;
   return plan;
 }

@@ -140,7 +140,8 @@ TEST(AgentStart, WhatDiffersIsNamed) {
   for (const std::uint32_t place : {1u, 33u}) {
     TestAgents job(60);
     job.add_many(place);
-    job.begin({place}, [](AgentConfig& c) { c.settings = "UNJAM_LANES=3, UNJAM_ESCAPE_SLOTS=5"; });
+    job.begin({place},
+              [](AgentConfig& c) { c.settings = "UNJAM_LANES=3, UNJAM_GUARANTEED_SLOTS=5"; });
     expect_all_failed(job, {"settings differ", "UNJAM_LANES=2", "UNJAM_LANES=3",
                             "rank " + std::to_string(place)});
     EXPECT_FALSE(has(job.all[0]->failed, "ESCAPE"));

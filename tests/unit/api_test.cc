@@ -101,8 +101,8 @@ TEST(Api, ConfigurationIsChecked) {
     config.block_threads = threads;
     EXPECT_REFUSED(unjamInitAll(&c, 1, &config), UNJAM_ERROR_INVALID_ARGUMENT, "multiple of 64");
   }
-  refused([](unjamConfig_t& x) { x.escape_slots = 1; }, "ESCAPE_SLOTS");
-  refused([](unjamConfig_t& x) { x.escape_slot_bytes = 1000; }, "64");
+  refused([](unjamConfig_t& x) { x.guaranteed_slots = 1; }, "GUARANTEED_SLOTS");
+  refused([](unjamConfig_t& x) { x.guaranteed_slot_bytes = 1000; }, "64");
   refused([](unjamConfig_t& x) { x.algorithm = 9; }, "ALGORITHM");
   refused([](unjamConfig_t& x) { x.max_active_keys = 1u << 30; }, "MAX_ACTIVE_KEYS");
   EXPECT_EQ(unjamInitAll(nullptr, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
@@ -158,10 +158,10 @@ TEST(Api, DeviceFromTheEnvironment) {
   refused("UNJAM_DEVICE", "gpu", "one of host|cuda");
   refused("UNJAM_DEVICE_INDEX", "first", "UNJAM_DEVICE_INDEX=first");
   refused("UNJAM_DEVICE_INDEX", "-2", "-1 to 1023");
-  refused("UNJAM_BORROW_SLOT_BYTES", "1000", "multiple of 64");
+  refused("UNJAM_POOL_SLOT_BYTES", "1000", "multiple of 64");
   // Smaller slices than guaranteed slots have would be more of them in a chunk than a ring holds.
-  refused("UNJAM_BORROW_SLOT_BYTES", "8128", "UNJAM_ESCAPE_SLOT_BYTES, 8192");
-  refused("UNJAM_BORROW_SLOT_BYTES", "16777280", "UNJAM_BORROW_SLOT_BYTES=16777280");
+  refused("UNJAM_POOL_SLOT_BYTES", "8128", "UNJAM_GUARANTEED_SLOT_BYTES, 8192");
+  refused("UNJAM_POOL_SLOT_BYTES", "16777280", "UNJAM_POOL_SLOT_BYTES=16777280");
   // The configuration goes before the environment, and each device has its own defaults.
   unjamConfig_t host = default_config();
   host.device = UNJAM_DEVICE_HOST;
@@ -310,14 +310,14 @@ TEST(Api, BorrowedSlotsHoldWholeGuaranteedOnes) {
     for (const char* slot : {"", "8192", "8256", "65536", "131072"}) {
       ASSERT_EQ(setenv("UNJAM_DEVICE", device, 1), 0);
       if (*slot != 0) {
-        ASSERT_EQ(setenv("UNJAM_ESCAPE_SLOT_BYTES", slot, 1), 0);
+        ASSERT_EQ(setenv("UNJAM_GUARANTEED_SLOT_BYTES", slot, 1), 0);
       }
       for (const int ranks : {1, 2, 3, 8}) {
         const unjam::Settings s = resolved(ranks);
-        EXPECT_EQ(s.borrow_slot_bytes % s.escape_slot_bytes, 0)
-            << device << " " << slot << ", " << ranks << " ranks: " << s.borrow_slot_bytes;
+        EXPECT_EQ(s.pool_slot_bytes % s.guaranteed_slot_bytes, 0)
+            << device << " " << slot << ", " << ranks << " ranks: " << s.pool_slot_bytes;
       }
-      unsetenv("UNJAM_ESCAPE_SLOT_BYTES");
+      unsetenv("UNJAM_GUARANTEED_SLOT_BYTES");
     }
   }
   unsetenv("UNJAM_DEVICE");
@@ -329,7 +329,7 @@ TEST(Api, FewLanesOfCudaHaveLargerSlots) {
     unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
     config.device = UNJAM_DEVICE_CUDA;
     config.lanes = lanes;
-    config.escape_slot_bytes = slot_bytes;
+    config.guaranteed_slot_bytes = slot_bytes;
     unjam::Settings s;
     std::string error;
     EXPECT_TRUE(unjam::resolve_settings(&config, ranks, s, error)) << error;
@@ -339,44 +339,48 @@ TEST(Api, FewLanesOfCudaHaveLargerSlots) {
        {std::pair{32u, 1}, {17u, 1}, {16u, 2}, {9u, 2}, {8u, 4}, {1u, 4}}) {
     // A lane's part of 4 MiB, or 2, as lines, of which one word in eight is a flag.
     const unjam::Settings pair = resolved(2, lanes), four = resolved(4, lanes);
-    EXPECT_GE(pair.escape_slot_bytes * 7 / 8, width * 131072) << lanes;
-    EXPECT_LT(pair.escape_slot_bytes * 7 / 8, width * 131072 + 64) << lanes;
-    EXPECT_EQ(pair.borrow_slot_bytes, 2 * pair.escape_slot_bytes) << lanes;
-    EXPECT_GE(four.escape_slot_bytes * 7 / 8, width * 65536) << lanes;
-    EXPECT_LT(four.escape_slot_bytes * 7 / 8, width * 65536 + 64) << lanes;
-    EXPECT_EQ(four.borrow_slot_bytes, 4 * four.escape_slot_bytes) << lanes;
-    EXPECT_EQ(four.escape_slot_bytes, width == 1 ? 74944 : width == 2 ? 149824 : 299648) << lanes;
+    EXPECT_GE(pair.guaranteed_slot_bytes * 7 / 8, width * 131072) << lanes;
+    EXPECT_LT(pair.guaranteed_slot_bytes * 7 / 8, width * 131072 + 64) << lanes;
+    EXPECT_EQ(pair.pool_slot_bytes, 2 * pair.guaranteed_slot_bytes) << lanes;
+    EXPECT_GE(four.guaranteed_slot_bytes * 7 / 8, width * 65536) << lanes;
+    EXPECT_LT(four.guaranteed_slot_bytes * 7 / 8, width * 65536 + 64) << lanes;
+    EXPECT_EQ(four.pool_slot_bytes, 4 * four.guaranteed_slot_bytes) << lanes;
+    EXPECT_EQ(four.guaranteed_slot_bytes, width == 1   ? 74944
+                                          : width == 2 ? 149824
+                                                       : 299648)
+        << lanes;
   }
   // What somebody has said stands, and larger slots are at least as large.
-  EXPECT_EQ(resolved(4, 8, 4096).escape_slot_bytes, 4096);
-  EXPECT_EQ(resolved(4, 8, 4096).borrow_slot_bytes, 1196032);  // 292 of these
-  EXPECT_EQ(resolved(4, 32, 1 << 20).borrow_slot_bytes, 1 << 20);
+  EXPECT_EQ(resolved(4, 8, 4096).guaranteed_slot_bytes, 4096);
+  EXPECT_EQ(resolved(4, 8, 4096).pool_slot_bytes, 1196032);  // 292 of these
+  EXPECT_EQ(resolved(4, 32, 1 << 20).pool_slot_bytes, 1 << 20);
   // Plans of packets are as with 32 lanes, where nobody has said how large slots are.
   for (const int ranks : {2, 4}) {
     const std::uint32_t usual = unjam::packet_slot_bytes(resolved(ranks, 32), ranks);
-    EXPECT_EQ(usual, resolved(ranks, 32).escape_slot_bytes);
+    EXPECT_EQ(usual, resolved(ranks, 32).guaranteed_slot_bytes);
     EXPECT_EQ(unjam::packet_slot_bytes(resolved(ranks, 8), ranks), usual);
     EXPECT_EQ(unjam::packet_slot_bytes(resolved(ranks, 8, 524288), ranks), 524288u);
   }
   // Who has said how large the larger ones are has no other size refused than with 32 lanes.
-  ASSERT_EQ(setenv("UNJAM_BORROW_SLOT_BYTES", "262144", 1), 0);
+  ASSERT_EQ(setenv("UNJAM_POOL_SLOT_BYTES", "262144", 1), 0);
   for (const std::uint32_t lanes : {32u, 16u, 8u}) {
-    EXPECT_EQ(resolved(4, lanes).escape_slot_bytes, lanes == 16 ? 149824 : 74944) << lanes;
-    EXPECT_EQ(resolved(2, lanes).escape_slot_bytes, 149824) << lanes;
-    EXPECT_GE(resolved(2, lanes).borrow_slot_bytes, resolved(2, lanes).escape_slot_bytes) << lanes;
+    EXPECT_EQ(resolved(4, lanes).guaranteed_slot_bytes, lanes == 16 ? 149824 : 74944) << lanes;
+    EXPECT_EQ(resolved(2, lanes).guaranteed_slot_bytes, 149824) << lanes;
+    EXPECT_GE(resolved(2, lanes).pool_slot_bytes, resolved(2, lanes).guaranteed_slot_bytes)
+        << lanes;
   }
-  ASSERT_EQ(setenv("UNJAM_BORROW_SLOT_BYTES", "65536", 1), 0);
-  EXPECT_EQ(resolved(4, 32).escape_slot_bytes, 65536);
-  unsetenv("UNJAM_BORROW_SLOT_BYTES");
+  ASSERT_EQ(setenv("UNJAM_POOL_SLOT_BYTES", "65536", 1), 0);
+  EXPECT_EQ(resolved(4, 32).guaranteed_slot_bytes, 65536);
+  unsetenv("UNJAM_POOL_SLOT_BYTES");
 }
 
 TEST(Api, SizeOfBorrowedSlots) {
   // Those without a multiple of a guaranteed slot's bytes, and none at all, move the same data.
   for (const char* bytes : {"0", "8192", "8256", "131072"}) {
     SCOPED_TRACE(bytes);
-    ASSERT_EQ(setenv("UNJAM_BORROW_SLOT_BYTES", bytes, 1), 0);
+    ASSERT_EQ(setenv("UNJAM_POOL_SLOT_BYTES", bytes, 1), 0);
     Job job(2);
-    unsetenv("UNJAM_BORROW_SLOT_BYTES");
+    unsetenv("UNJAM_POOL_SLOT_BYTES");
     job.run([](Rank& me) {
       std::vector<std::int32_t> x(100'000);
       for (std::size_t i = 0; i < x.size(); ++i) {
@@ -724,18 +728,18 @@ TEST(Misuse, OptionsOfCalls) {
     EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
                    UNJAM_ERROR_INVALID_ARGUMENT, "unjamStreamOrder_t");
   }
-  // `alike` is what it has room for, and not more.
-  const std::string longest(UNJAM_ALIKE_BYTES - 1, 'x'), too_long(UNJAM_ALIKE_BYTES, 'x');
+  // `match_text` is what it has room for, and not more.
+  const std::string longest(UNJAM_MATCH_TEXT_BYTES - 1, 'x'), too_long(UNJAM_MATCH_TEXT_BYTES, 'x');
   unjamCallOptions_t wordy = UNJAM_CALL_OPTIONS_INITIALIZER;
-  wordy.alike = too_long.c_str();
+  wordy.match_text = too_long.c_str();
   EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &wordy, &q),
                  UNJAM_ERROR_INVALID_ARGUMENT, "47 bytes");
-  // Options before `alike` had none: what lies behind them is not read.
+  // Options before `match_text` had none: what lies behind them is not read.
   unjamCallOptions_t before = wordy;
-  before.size = offsetof(unjamCallOptions_t, alike);
+  before.size = offsetof(unjamCallOptions_t, match_text);
   unjamRequest_t ws[2] = {}, vs[2] = {};
   std::int32_t v[2] = {1, 2}, w[2] = {3, 4};
-  wordy.alike = longest.c_str();
+  wordy.match_text = longest.c_str();
   for (int r = 0; r < 2; ++r) {
     ASSERT_OK(
         unjamAllReduce(job.all(r), "w", &w[r], &w[r], 1, UNJAM_INT32, UNJAM_SUM, &wordy, &ws[r]));
@@ -1254,7 +1258,7 @@ TEST(Callbacks, OfAnAbortedCall) {
   EXPECT_EQ(result, UNJAM_ERROR_ABORTED);
 }
 
-// unjamOnDone: for a pending request, for a complete one, and only once.
+// unjamOnComplete: for a pending request, for a complete one, and only once.
 TEST(Callbacks, GivenLater) {
   Job job(2);
   std::int32_t x[2] = {1, 2};
@@ -1268,20 +1272,41 @@ TEST(Callbacks, GivenLater) {
                           nullptr, &q[rank]);
   };
   ASSERT_OK(call(0));
-  EXPECT_OK(unjamOnDone(q[0], note, &result[0]));
-  EXPECT_EQ(unjamOnDone(q[0], note, &result[0]), UNJAM_ERROR_INVALID_USAGE) << "it has one";
-  EXPECT_EQ(unjamOnDone(q[0], nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(unjamOnDone(nullptr, note, &result[0]), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_OK(unjamOnComplete(q[0], note, &result[0]));
+  EXPECT_EQ(unjamOnComplete(q[0], note, &result[0]), UNJAM_ERROR_INVALID_USAGE) << "it has one";
+  EXPECT_EQ(unjamOnComplete(q[0], nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamOnComplete(nullptr, note, &result[0]), UNJAM_ERROR_INVALID_ARGUMENT);
   EXPECT_OK(unjamRequestFree(q[0]));  // the callback comes all the same
   ASSERT_OK(call(1));
   ASSERT_OK(unjamWait(q[1], kPatienceUs));
   EXPECT_TRUE(eventually([&] { return result[0] != -1; }));
-  EXPECT_OK(unjamOnDone(q[1], note, &result[1]));
+  EXPECT_OK(unjamOnComplete(q[1], note, &result[1]));
   EXPECT_EQ(result[1], UNJAM_SUCCESS) << "at once";
   EXPECT_EQ(result[0], UNJAM_SUCCESS);
   EXPECT_EQ(x[0], 3);
   EXPECT_OK(unjamRequestFree(q[1]));
 }
+
+// Former names work. (A compiler warns of them.)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+TEST(FormerNames, AreTheSameFieldsAndFunctions) {
+  unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
+  EXPECT_EQ(config.guaranteed_slots + config.guaranteed_slot_bytes + config.pool_slots, 0u);
+  config.escape_slots = 3;
+  config.escape_slot_bytes = 4096;
+  config.borrow_slots = 7;
+  EXPECT_EQ(config.guaranteed_slots, 3u);
+  EXPECT_EQ(config.guaranteed_slot_bytes, 4096u);
+  EXPECT_EQ(config.pool_slots, 7u);
+  unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+  EXPECT_EQ(options.match_text, nullptr);
+  options.alike = "bool";
+  EXPECT_STREQ(options.match_text, "bool");
+  EXPECT_EQ(options.algorithm, nullptr);
+  EXPECT_EQ(unjamOnDone(nullptr, nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+}
+#pragma GCC diagnostic pop
 
 TEST(Callbacks, CannotDestroyTheirContext) {
   unjamContext_t c = nullptr;
@@ -1365,7 +1390,7 @@ struct OneCall {
   unjamDataType_t dtype = UNJAM_INT32;
   unjamOp_t op = UNJAM_SUM;
   int root = 0;
-  const char* alike = nullptr;
+  const char* match_text = nullptr;
   const char* algorithm = nullptr;
 };
 
@@ -1386,7 +1411,7 @@ void disagreement(const OneCall& a, const OneCall& b, const std::string& in_a,
     const auto* from = in.data();
     auto* to = out.data();
     unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
-    options.alike = mine.alike;
+    options.match_text = mine.match_text;
     options.algorithm = mine.algorithm;
     unjamResult_t code = UNJAM_ERROR_INTERNAL;
     switch (mine.kind) {
@@ -1459,14 +1484,14 @@ TEST(Mismatch, EverythingThatRanksMustAgreeOn) {
   b.op = UNJAM_MAX;
   disagreement(a, b, "sum", "max");
   b = a;
-  b.alike = "bool";
+  b.match_text = "bool";
   disagreement(a, b, "all_reduce(count=10, int32, sum)",
                "all_reduce(count=10, int32, sum) as 'bool'");
   // The texts' first eight bytes are alike, and so are the last.
-  a.alike = "the same, 1, the same";
-  b.alike = "the same, 2, the same";
+  a.match_text = "the same, 1, the same";
+  b.match_text = "the same, 2, the same";
   disagreement(a, b, "as 'the same, 1, the same'", "as 'the same, 2, the same'");
-  a.alike = b.alike = nullptr;
+  a.match_text = b.match_text = nullptr;
   b = a;
   b.algorithm = "ring";
   disagreement(a, b, "all_reduce(count=10, int32, sum)",
@@ -1765,7 +1790,7 @@ TEST(Texts, AreJson) {
   wait_ok(job.context(1), p, "named oddly");
 
   const Json i = JsonReader::parse(info(job.context(0)));
-  EXPECT_GT(i["memory"]["escape_bytes_per_key_peer_lane"].number, 0);
+  EXPECT_GT(i["memory"]["guaranteed_bytes_per_key_peer_lane"].number, 0);
   EXPECT_EQ(i["keys"].size(), 1u);
   EXPECT_EQ(i["peers"].size(), 1u);
 
@@ -2159,7 +2184,7 @@ TEST(CallAlgorithm, RefusesWhatItDoesNotKnowOrThatDoesNotServe) {
   std::int32_t x = 1;
   unjamRequest_t q = nullptr;
   unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
-  for (const char* name : {"", "rings", "RING", "0", "ring|direct"}) {
+  for (const char* name : {"", "rings", "RING", "0", "ring|one_shot"}) {
     o.algorithm = name;
     EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
                    UNJAM_ERROR_INVALID_ARGUMENT, "use one of auto|ring|");
@@ -2167,7 +2192,7 @@ TEST(CallAlgorithm, RefusesWhatItDoesNotKnowOrThatDoesNotServe) {
   o.algorithm = "pairwise";
   EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
                  UNJAM_ERROR_INVALID_ARGUMENT,
-                 "algorithm pairwise does not serve all_reduce: use one of ring|direct|");
+                 "algorithm pairwise does not serve all_reduce: use one of ring|one_shot|");
   EXPECT_EQ(q, nullptr);
   // Options before `algorithm` had none: what lies behind them is not read.
   o.size = offsetof(unjamCallOptions_t, algorithm);
@@ -2196,7 +2221,7 @@ TEST(Registered, RunsAgreeOnTheirOptions) {
   unjamResult_t codes[2] = {};
   for (int r = 0; r < 2; ++r) {
     unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
-    o.alike = texts[r];
+    o.match_text = texts[r];
     codes[r] = unjamRunWithOptions(registered[r], &x[r], &x[r], 1, &o, &q[r]);
   }
   for (int r = 0; r < 2; ++r) {

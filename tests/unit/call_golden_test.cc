@@ -3,7 +3,7 @@
 // head says more:
 //
 //     UNJAM_TEST_GOLDEN=update build/release/tests/call_golden_test
-//     UNJAM_TEST_GOLDEN='broadcast mesh cuda' build/release/tests/call_golden_test
+//     UNJAM_TEST_GOLDEN='broadcast rsag cuda' build/release/tests/call_golden_test
 //
 // the latter of which prints all that a line of the file sums up.
 #include <gtest/gtest.h>
@@ -115,7 +115,7 @@ std::string facts_of(const GoldenCase& c, int rank, const Buffers& buffers) {
   inv.input = reinterpret_cast<const void*>(buffers.input);
   inv.output = reinterpret_cast<void*>(buffers.output);
   inv.group_size = static_cast<std::uint16_t>(request.ranks);
-  const LowerLimits limits{512, c.limits.lanes, true, 20, c.limits.escape_slot_bytes};
+  const LowerLimits limits{512, c.limits.lanes, true, 20, c.limits.guaranteed_slot_bytes};
   const Lowered lowered = lower(*plan, request.ranks, rank, limits);
   Facts facts;
   facts.add("why", static_cast<int>(lowered.why));
@@ -178,7 +178,7 @@ TEST(CallGolden, KernelsAreToldWhatTheyWereTold) {
   unjam_test::add_golden_cases(&cases, &unused);
   for (const GoldenCase& c : cases) {
     if (c.limits.device != Device::kCuda) continue;
-    // "all_reduce mesh cuda 4 ranks 80K": without the ranks and the data.
+    // "all_reduce rsag cuda 4 ranks 80K": without the ranks and the data.
     std::size_t end = 0;
     for (int word = 0; word < 3; ++word) end = c.name.find(' ', end + 1);
     texts[c.name.substr(0, end)] += text_of(c);

@@ -2,11 +2,16 @@
 // and what becomes of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/kinds.h"
+#include "device/cuda/host/bind.h"
+#include "engine/set_plan.h"
 #include "plan/carried.h"
 #include "plan/check/checker.h"
 #include "plan/common.h"
@@ -23,9 +28,9 @@ PlanLimits cuda_limits(int ranks, bool carries = true) {
   PlanLimits limits;
   limits.device = Device::kCuda;
   limits.lanes = kLanes;
-  limits.escape_slots = 4;
-  limits.escape_slot_bytes = ranks == 2 ? 149824 : 74944;
-  limits.borrow_slot_bytes = 2 * limits.escape_slot_bytes;
+  limits.guaranteed_slots = 4;
+  limits.guaranteed_slot_bytes = ranks == 2 ? 149824 : 74944;
+  limits.pool_slot_bytes = 2 * limits.guaranteed_slot_bytes;
   limits.overlap = limits.lines = true;
   if (!carries) return limits;
   limits.carried_from = kFrom;
@@ -83,22 +88,37 @@ void expect_equal(const Plan& a, const Plan& b) {
 constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
                            Kind::kReduce,    Kind::kBroadcast, Kind::kAllToAll,
                            Kind::kGather,    Kind::kScatter};
+constexpr Kind kServed[] = {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce, Kind::kAllGather,
+                            Kind::kBroadcast};
+// (Larger groups' vectors go from rank to rank, if one has them: chains are not marked.)
+int most_ranks(Kind kind) { return has_root(kind) ? 2 : 8; }
+bool is_served(Kind kind) { return std::ranges::find(kServed, kind) != std::end(kServed); }
 constexpr Op kOps[] = {Op::kSum, Op::kProd, Op::kMin, Op::kMax};
 
-// A marked plan has one mark a rank, on what only sends; and fewer lanes, as many on all ranks.
+// Whether the plan sends something that it has not received.
+bool sends_own(const Plan& plan) {
+  for (const Primitive& p : plan.primitives) {
+    if ((p.flags & kSend) != 0 && (p.flags & kRecv) == 0) return true;
+  }
+  return false;
+}
+// A marked plan has a mark on what only sends, one at most; and fewer lanes, as many on all ranks.
 void expect_marked(const PlanRequest& request, const PlanLimits& limits) {
   SCOPED_TRACE(title(request));
+  int all = 0;
   for (const Plan& plan : plans_of(request, limits)) {
-    EXPECT_EQ(plan.algorithm, Algorithm::kMesh);
+    EXPECT_EQ(plan.algorithm, Algorithm::kRsag);
     EXPECT_EQ(plan.protocol, Protocol::kSlot);
     EXPECT_EQ(plan.geometry.lanes, kFewerLanes);
-    EXPECT_EQ(marks(plan), 1);
+    EXPECT_EQ(marks(plan), sends_own(plan) ? 1 : 0);
+    all += marks(plan);
     for (const Primitive& p : plan.primitives) {
-      const bool only_sends = (p.flags & kSend) != 0 && (p.flags & (kRecv | kCopy)) == 0;
+      const bool only_sends = (p.flags & kSend) != 0 && (p.flags & kRecv) == 0;
       EXPECT_EQ(carrier_of(p) == Carrier::kCopyEngine, only_sends);
       EXPECT_TRUE(only_sends || carrier_of(p) == Carrier::kBlocks);
     }
   }
+  EXPECT_GE(all, request.kind == Kind::kBroadcast ? 1 : request.ranks - 1);
 }
 // Nothing is otherwise than where copy engines carry nothing.
 void expect_unmarked(const PlanRequest& request, const PlanLimits& limits,
@@ -116,9 +136,9 @@ void expect_unmarked(const PlanRequest& request, const PlanLimits& limits,
   }
 }
 
-TEST(CarriedPlans, LargeAllReducesAndReduceScattersAreMarked) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
-    for (int ranks = 2; ranks <= 8; ++ranks) {
+TEST(CarriedPlans, LargeOnesAreMarked) {
+  for (const Kind kind : kServed) {
+    for (int ranks = 2; ranks <= most_ranks(kind); ++ranks) {
       for (const Op op : kOps) {
         expect_marked(request_of(kind, ranks, kFrom / 4, DType::kFloat32, op), cuda_limits(ranks));
       }
@@ -130,7 +150,7 @@ TEST(CarriedPlans, LargeAllReducesAndReduceScattersAreMarked) {
 }
 
 TEST(CarriedPlans, SmallerOnesAreNot) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+  for (const Kind kind : kServed) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
       for (const std::uint64_t count : {std::uint64_t{1}, kFrom / 16, kFrom / 4 - 1}) {
         expect_unmarked(request_of(kind, ranks, count), cuda_limits(ranks));
@@ -142,9 +162,10 @@ TEST(CarriedPlans, SmallerOnesAreNot) {
 TEST(CarriedPlans, OtherKindsAndAveragesAreNot) {
   for (int ranks = 2; ranks <= 8; ranks += 3) {
     for (const Kind kind : kKinds) {
-      if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
+      if (is_served(kind)) {
         for (const DType dtype : {DType::kFloat32, DType::kBfloat16}) {
-          expect_unmarked(request_of(kind, ranks, kFrom, dtype, Op::kAvg), cuda_limits(ranks));
+          const PlanRequest request = request_of(kind, ranks, kFrom, dtype, Op::kAvg);
+          if (reduces(kind)) expect_unmarked(request, cuda_limits(ranks));
         }
       } else {
         expect_unmarked(request_of(kind, ranks, kFrom), cuda_limits(ranks));
@@ -154,13 +175,13 @@ TEST(CarriedPlans, OtherKindsAndAveragesAreNot) {
 }
 
 TEST(CarriedPlans, OtherAlgorithmsAndHostsAreNot) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+  for (const Kind kind : kServed) {
     const PlanRequest request = request_of(kind, 4, kFrom);
     expect_unmarked(request, cuda_limits(4), Algorithm::kRing);
     PlanLimits host = cuda_limits(4);
     host.device = Device::kHost;
     expect_unmarked(request, host);
-    expect_unmarked(request, host, Algorithm::kMesh);
+    expect_unmarked(request, host, Algorithm::kRsag);
     expect_unmarked(request_of(kind, 1, kFrom), cuda_limits(1));
   }
 }
@@ -185,17 +206,17 @@ TEST(CarriedPlans, HaveNoMoreLanesThanThereAre) {
 
 // The mark, and chunks that fill slots, are all that they have of their own.
 TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
-    const PlanRequest request = request_of(kind, 4, kFrom);
-    PlanLimits fewer = cuda_limits(4, false);
+  for (const Kind kind : kServed) {
+    const PlanRequest request = request_of(kind, most_ranks(kind), kFrom);
+    PlanLimits fewer = cuda_limits(most_ranks(kind), false);
     fewer.lanes = kFewerLanes;
-    const std::vector<Plan> others = plans_of(request, fewer, Algorithm::kMesh);
-    std::vector<Plan> plans = plans_of(request, cuda_limits(4));
+    const std::vector<Plan> others = plans_of(request, fewer, Algorithm::kRsag);
+    std::vector<Plan> plans = plans_of(request, cuda_limits(most_ranks(kind)));
     ASSERT_EQ(plans.size(), others.size());
     for (std::size_t r = 0; r < plans.size(); ++r) {
       Geometry& geometry = plans[r].geometry;
-      EXPECT_EQ(geometry.chunk, chunk_elements(fewer.escape_slot_bytes, geometry));
-      EXPECT_EQ(geometry.chunk * dtype_bytes(geometry.dtype), fewer.escape_slot_bytes);
+      EXPECT_EQ(geometry.chunk, chunk_elements(fewer.guaranteed_slot_bytes, geometry));
+      EXPECT_EQ(geometry.chunk * dtype_bytes(geometry.dtype), fewer.guaranteed_slot_bytes);
       geometry.chunk = others[r].geometry.chunk;
       for (Primitive& p : plans[r].primitives) {
         p.flags = static_cast<std::uint16_t>(p.flags & ~unsigned{kCarrierBits});
@@ -206,21 +227,21 @@ TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
 }
 
 TEST(CarriedPlans, AreProved) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+  for (const Kind kind : kServed) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
       PlanLimits limits = cuda_limits(ranks);
       // (Less to prove, and as many loops of every sort.)
       limits.lanes = 4;
-      limits.escape_slot_bytes = 4096;
+      limits.guaranteed_slot_bytes = 4096;
       limits.carried_from = 1 << 20;
       for (const std::uint64_t count : {std::uint64_t{1} << 18, (std::uint64_t{1} << 18) + 1237}) {
         const PlanRequest request = request_of(kind, ranks, count);
         SCOPED_TRACE(title(request));
-        const std::vector<Plan> plans = plans_of(request, limits, Algorithm::kMesh);
-        for (const Plan& plan : plans) EXPECT_EQ(marks(plan), 1);
+        const std::vector<Plan> plans = plans_of(request, limits, Algorithm::kRsag);
+        for (const Plan& plan : plans) EXPECT_EQ(marks(plan), sends_own(plan) ? 1 : 0);
         CheckOptions options;
-        options.slots = static_cast<int>(limits.escape_slots);
-        options.slot_bytes = limits.escape_slot_bytes;
+        options.slots = static_cast<int>(limits.guaranteed_slots);
+        options.slot_bytes = limits.guaranteed_slot_bytes;
         const CheckResult report = check_plans(request, plans, options);
         EXPECT_TRUE(report.ok) << report.error;
         EXPECT_LE(report.slots_needed, options.slots);
@@ -231,30 +252,62 @@ TEST(CarriedPlans, AreProved) {
 
 // A mark costs lanes, so it is for plans that lanes run without the engine.
 TEST(CarriedPlans, AreLoweredToStepsThatAreCarried) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
-    for (int ranks = 2; ranks <= 8; ++ranks) {
+  for (const Kind kind : kServed) {
+    for (int ranks = 2; ranks <= most_ranks(kind); ++ranks) {
       for (const std::uint64_t count : {kFrom / 4, kFrom / 4 + 1237, kFrom - 1}) {
         for (const bool carries : {true, false}) {
           const PlanRequest request = request_of(kind, ranks, count);
           SCOPED_TRACE(title(request));
           const PlanLimits limits = cuda_limits(ranks, carries);
           LowerLimits lower_limits{512, 32, true, 20};
-          lower_limits.slot_bytes = limits.escape_slot_bytes;
+          lower_limits.slot_bytes = limits.guaranteed_slot_bytes;
           const std::vector<Plan> plans = plans_of(request, limits);
           for (int r = 0; r < ranks; ++r) {
-            const Lowered lowered =
-                lower(plans[static_cast<std::size_t>(r)], ranks, r, lower_limits);
+            const auto at = static_cast<std::size_t>(r);
+            const Lowered lowered = lower(plans[at], ranks, r, lower_limits);
             ASSERT_EQ(lowered.why, NeedsEngine::kNo) << to_string(lowered.why);
             ASSERT_TRUE(lowered.schedule.by_slots);
-            EXPECT_EQ(lowered.schedule.steps.carried, carries);
+            EXPECT_EQ(lowered.schedule.steps.carried, carries && sends_own(plans[at]));
           }
         }
       }
     }
   }
 }
+
+// What is stored in the own output as well is carried where it lies there already.
+TEST(CarriedPlans, WhatIsCopiedAsWellIsCarriedInPlaceAlone) {
+  for (const Kind kind : kServed) {
+    const int ranks = std::min(most_ranks(kind), 4);
+    const PlanRequest request = request_of(kind, ranks, kFrom);
+    const PlanLimits limits = cuda_limits(ranks);
+    LowerLimits lower_limits{512, 32, true, 20};
+    lower_limits.slot_bytes = limits.guaranteed_slot_bytes;
+    const std::vector<Plan> plans = plans_of(request, limits);
+    std::vector<unsigned char> memory(64);
+    for (int r = 0; r < ranks; ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      const Lowered lowered = lower(plans[at], ranks, r, lower_limits);
+      Invocation inv;
+      set_plan(plans[at], static_cast<std::uint16_t>(r), &inv);
+      // (Addresses are compared, nothing is read.)
+      inv.output = memory.data();
+      const std::uint64_t own = kind == Kind::kAllGather ? at * kFrom * 4 : 0;
+      for (const bool in_place : {true, false}) {
+        inv.input = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(inv.output) +
+                                                  own + (in_place ? 0 : 4));
+        StreamCall call;
+        bind(lowered, inv, call);
+        const bool copies = kind == Kind::kAllGather || kind == Kind::kBroadcast;
+        EXPECT_EQ(call.steps.carried, lowered.schedule.steps.carried && (in_place || !copies))
+            << title(request) << ", rank " << r;
+      }
+    }
+  }
+}
+
 TEST(CarriedPlans, GroupsThatNeedTheEngineHaveNone) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+  for (const Kind kind : kServed) {
     for (const int ranks : {9, 16}) expect_unmarked(request_of(kind, ranks, kFrom), cuda_limits(9));
   }
 }

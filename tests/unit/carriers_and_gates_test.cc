@@ -167,8 +167,8 @@ class Carriers : public testing::Test {
  protected:
   static constexpr int kBorrowed = 8;
 
-  explicit Carriers(int borrow_slots = kBorrowed)
-      : ranks_(Case{2, 0, 0, 1, 2, borrow_slots, false}, 3, 80),
+  explicit Carriers(int pool_slots = kBorrowed)
+      : ranks_(Case{2, 0, 0, 1, 2, pool_slots, false}, 3, 80),
         sender_(ranks_.state(0), false),
         receiver_(ranks_.state(1), false) {}
 

@@ -309,7 +309,7 @@ TEST(LeftOut, RepeatsTakeAsLongAsAll) {
 TEST(LeftOut, LoopsTakeAsLongAsAll) {
   TimeOptions all;
   all.run_all = true;
-  for (const char* algorithm : {"double_binary_tree", "ring", "direct", "mesh"}) {
+  for (const char* algorithm : {"double_binary_tree", "ring", "one_shot", "rsag"}) {
     Machine m = full_machine(4);
     m.gpus_per_node = 8;  // a node alone: ports that nobody shares but by turns
     const Timing some = time_of(algorithm, 8, 100'000'000, m);
@@ -351,7 +351,7 @@ TEST(Clock, ALateLeafDelaysAllByAsMuch) {
 }
 
 TEST(Clock, ThePathIsAllOfTheTime) {
-  for (const char* algorithm : {"double_binary_tree", "ring", "direct", "node_trees"}) {
+  for (const char* algorithm : {"double_binary_tree", "ring", "one_shot", "node_trees"}) {
     Machine m = full_machine(4);
     TimeOptions options;
     options.keep_path = true;
@@ -443,9 +443,9 @@ TEST(Refused, RanksAndAlgorithms) {
   r.algorithm = "node_trees";
   r.request.kind = Kind::kBroadcast;
   EXPECT_NE(error_of(r, m).find("node_trees does not serve broadcast"), std::string::npos);
-  r.algorithm = "direct";
+  r.algorithm = "one_shot";
   r.request.ranks = 100;
-  EXPECT_NE(error_of(r, m).find("direct plans serve at most 64 ranks"), std::string::npos);
+  EXPECT_NE(error_of(r, m).find("one-shot plans serve at most 64 ranks"), std::string::npos);
   r.algorithm = "double_binary_tree";
   r.request.ranks = 100'000;
   r.request.root = 100'000;

@@ -13,7 +13,7 @@ namespace {
 using namespace unjam;  // NOLINT: what is tested
 
 // How many of its blocks keep the next call's, of a call that has them on these SMs.
-int keepers(CallPlaces& places, const std::vector<std::uint32_t>& sms, std::uint32_t call) {
+int keepers(ClusterPlacement& places, const std::vector<std::uint32_t>& sms, std::uint32_t call) {
   for (const std::uint32_t sm : sms) places.note(sm, call);
   int n = 0;
   for (const std::uint32_t sm : sms) n += places.keep(sm, call) ? 1 : 0;
@@ -23,15 +23,15 @@ int keepers(CallPlaces& places, const std::vector<std::uint32_t>& sms, std::uint
 const std::vector<std::uint32_t> kWhole = {0, 1, 16, 17, 130, 131}, kAlsoWhole = {2, 3, 18, 19},
                                  kHalves = {0, 1, 17, 2, 4, 5};
 
-TEST(CallPlaces, WhereTpcsAreWholeNothingIsKept) {
-  CallPlaces places;
+TEST(ClusterPlacement, WhereTpcsAreWholeNothingIsKept) {
+  ClusterPlacement places;
   for (std::uint32_t call = 1; call < 40; ++call) {
     EXPECT_EQ(keepers(places, call % 2 != 0 ? kWhole : kAlsoWhole, call), 0) << call;
   }
 }
 
-TEST(CallPlaces, BlocksOnHalvesKeepTheNextCalls) {
-  CallPlaces places;
+TEST(ClusterPlacement, BlocksOnHalvesKeepTheNextCalls) {
+  ClusterPlacement places;
   EXPECT_EQ(keepers(places, kHalves, 1), 2);
   EXPECT_EQ(keepers(places, kWhole, 2), 0);
   // The other half had a block of a call before.
@@ -39,7 +39,7 @@ TEST(CallPlaces, BlocksOnHalvesKeepTheNextCalls) {
 }
 
 // The calls up to `last`, from `first` on, that keep the next one's blocks, if all lie on halves.
-std::vector<std::uint32_t> calls_that_keep(CallPlaces& places, std::uint32_t first,
+std::vector<std::uint32_t> calls_that_keep(ClusterPlacement& places, std::uint32_t first,
                                            std::uint32_t last) {
   std::vector<std::uint32_t> calls;
   for (std::uint32_t call = first; call <= last; ++call) {
@@ -50,15 +50,15 @@ std::vector<std::uint32_t> calls_that_keep(CallPlaces& places, std::uint32_t fir
   return calls;
 }
 
-TEST(CallPlaces, NotAgainSoon) {
-  CallPlaces places;
+TEST(ClusterPlacement, NotAgainSoon) {
+  ClusterPlacement places;
   EXPECT_EQ(keepers(places, kHalves, 5), 2);
   EXPECT_EQ(keepers(places, kWhole, 6), 0);
   EXPECT_EQ(calls_that_keep(places, 7, 14), (std::vector<std::uint32_t>{14}));
 }
 
-TEST(CallPlaces, LessOftenWhereItIsInVain) {
-  CallPlaces places;
+TEST(ClusterPlacement, LessOftenWhereItIsInVain) {
+  ClusterPlacement places;
   EXPECT_EQ(calls_that_keep(places, 1, 600),
             (std::vector<std::uint32_t>{1, 18, 51, 116, 245, 502}));
   EXPECT_EQ(calls_that_keep(places, 601, 2100), (std::vector<std::uint32_t>{1015, 1528, 2041}));
@@ -72,24 +72,24 @@ TEST(CallPlaces, LessOftenWhereItIsInVain) {
 }
 
 // Of two that overlap the later one has begun as the blocks of the former ask.
-TEST(CallPlaces, TheNextCallHasBegun) {
-  CallPlaces places;
+TEST(ClusterPlacement, TheNextCallHasBegun) {
+  ClusterPlacement places;
   for (const std::uint32_t sm : kWhole) places.note(sm, 7);
   for (const std::uint32_t sm : kAlsoWhole) places.note(sm, 8);
   for (const std::uint32_t sm : kWhole) EXPECT_FALSE(places.keep(sm, 7)) << sm;
 }
 
-TEST(CallPlaces, SerialsComeAround) {
-  CallPlaces places;
+TEST(ClusterPlacement, SerialsComeAround) {
+  ClusterPlacement places;
   EXPECT_EQ(keepers(places, kHalves, 0xfffffffe), 2);
   EXPECT_EQ(keepers(places, kWhole, 0xffffffff), 0);
   EXPECT_EQ(keepers(places, kHalves, 1), 0);
   EXPECT_EQ(keepers(places, kHalves, 7), 2);
 }
 
-TEST(CallPlaces, SmsThatItDoesNotKnow) {
-  CallPlaces places;
-  EXPECT_EQ(keepers(places, {CallPlaces::kSms, 0xffffffff}, 3), 0);
+TEST(ClusterPlacement, SmsThatItDoesNotKnow) {
+  ClusterPlacement places;
+  EXPECT_EQ(keepers(places, {ClusterPlacement::kSms, 0xffffffff}, 3), 0);
 }
 
 }  // namespace

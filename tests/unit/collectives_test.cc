@@ -141,7 +141,7 @@ TEST(Collectives, LargerThanAllSlots) {
   for (const int ranks : {2, 3, 5}) {
     if (kSanitized && ranks != 3) continue;
     unjamConfig_t config = default_config();
-    config.borrow_slots = ranks == 3 ? UINT32_MAX : 4;
+    config.pool_slots = ranks == 3 ? UINT32_MAX : 4;
     Job job(ranks, config);
     Batches batches(job, job.seed());
     for (const unjamKind_t kind : kKinds) {
@@ -200,7 +200,7 @@ const std::vector<Setting> kSettings = {
     {"PriorityOrder", [](unjamConfig_t& c) { c.order = UNJAM_ORDER_PRIORITY; }},
     {"TinySlots",
      [](unjamConfig_t& c) {
-       c.escape_slots = 2, c.escape_slot_bytes = 256, c.borrow_slots = UINT32_MAX;
+       c.guaranteed_slots = 2, c.guaranteed_slot_bytes = 256, c.pool_slots = UINT32_MAX;
      }},
     {"ManyLanesThreadsDelays",
      [](unjamConfig_t& c) {
@@ -228,7 +228,7 @@ TEST_P(EverySetting, AllKindsTypesOps) {
     // What a setting changes does not depend on the type, and EveryRankCount has all types.
     if (kSanitized) sweep.counts = {7, 4097}, sweep.types_apart = kThreadSanitized ? 6 : 3;
     sweep.all_ops_up_to = 0;
-    sweep.twice = !slow && config.escape_slot_bytes == 0;
+    sweep.twice = !slow && config.guaranteed_slot_bytes == 0;
     report(GetParam().name, job, run_sweep(job, sweep, mix(job.seed(), 2)));
     if (job.failed() || HasFailure()) return;
   }
@@ -247,7 +247,7 @@ TEST_P(DoubleBinaryTrees, AllTypesOpsCounts) {
   unjamConfig_t config = default_config();
   config.algorithm = kDoubleBinaryTree;
   config.lanes = static_cast<std::uint32_t>(lanes);
-  config.escape_slot_bytes = 1024;  // so that there are loops
+  config.guaranteed_slot_bytes = 1024;  // so that there are loops
   Job job(ranks, config);
   Sweep sweep = default_sweep();
   sweep.kinds = {UNJAM_ALL_REDUCE, UNJAM_REDUCE, UNJAM_BROADCAST, UNJAM_BARRIER};

@@ -1,4 +1,4 @@
-// Connectors between two ranks in plain memory: directory, room, borrowed slots, give-back, void
+// Connectors between two ranks in plain memory: directory, room, pool slots, give-back, void
 // slices, flags.
 #include "transport/connector.h"
 
@@ -33,7 +33,7 @@ class Fabric {
       state->peers.resize(shape.ranks);
       for (auto& p : state->peers) {
         state->owners.emplace_back(shape.connectors);
-        state->borrows.emplace_back(shape.borrow_slots);
+        state->borrows.emplace_back(shape.pool_slots);
         state->places.emplace_back(shape.places());
         p.owners = state->owners.back().data();
         p.borrows = state->borrows.back().data();
@@ -56,7 +56,7 @@ class Fabric {
   struct State {
     std::vector<PeerSendState> peers;
     std::vector<std::vector<ConnectorOwner>> owners;
-    std::vector<std::vector<BorrowUse>> borrows;
+    std::vector<std::vector<PoolUse>> borrows;
     std::vector<std::vector<std::uint16_t>> places;
     LaneTransport transport;
   };
@@ -95,10 +95,10 @@ ArenaShape small_shape() {
   ArenaShape s;
   s.ranks = 2;
   s.connectors = 4;
-  s.escape_slots = 3;
-  s.escape_slot_bytes = 256;
-  s.borrow_slots = 2;
-  s.borrow_slot_bytes = 512;
+  s.guaranteed_slots = 3;
+  s.guaranteed_slot_bytes = 256;
+  s.pool_slots = 2;
+  s.pool_slot_bytes = 512;
   return s;
 }
 
@@ -137,9 +137,9 @@ TEST(Arena, PartsOfABlockDoNotOverlapAndComeInPortions) {
       shape.lanes = 3;
       shape.connectors = connectors;
       shape.first_connectors_log2 = 1;
-      shape.escape_slots = 3;
-      shape.escape_slot_bytes = 320;
-      shape.borrow_slots = 2;
+      shape.guaranteed_slots = 3;
+      shape.guaranteed_slot_bytes = 320;
+      shape.pool_slots = 2;
       shape.page_bytes = page;
       shape.derive();
       std::map<std::uint64_t, std::uint64_t> parts;
@@ -148,7 +148,7 @@ TEST(Arena, PartsOfABlockDoNotOverlapAndComeInPortions) {
       };
       for (std::uint32_t lane = 0; lane < shape.lanes; ++lane) {
         part(shape.head(lane), shape.head_bytes());
-        part(shape.borrowed(lane), shape.borrow_bytes());
+        part(shape.borrowed(lane), shape.pool_bytes());
       }
       std::uint32_t portions = 0;
       for (std::uint32_t from = 0; from < connectors; from = shape.next_connectors(from)) {
@@ -309,7 +309,7 @@ TEST(Connector, AnEndpointThatWasAnotherPeersFindsItsOwn) {
   EXPECT_TRUE(f.at(2).drained(1, out));
 }
 
-TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
+TEST(Connector, RoomIsGuaranteedSlotsThenPoolSlotsThenNone) {
   Fabric f(small_shape());
   OutEndpoint out;
   InEndpoint in;
@@ -332,7 +332,7 @@ TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
     consume(f.at(1), 0, in);
   }
   EXPECT_EQ(room(f.at(0), 1, out, 64).location, 0u);
-  // A large slice prefers a borrowed slot, but both are still in use.
+  // A large slice prefers a pool slot, but both are still in use.
   EXPECT_EQ(room(f.at(0), 1, out, 512).location, 0u);
   ASSERT_TRUE(poll(f.at(1), 0, in, 9, view));
   consume(f.at(1), 0, in);
@@ -351,7 +351,8 @@ TEST(Connector, ABorrowedSlotOfOneKeyServesAnotherOnceConsumed) {
     ASSERT_NE(g.location, 0u);
     post(f.at(0), 1, a, g, 512, 3);
   }
-  EXPECT_EQ(room(f.at(0), 1, b, 512).location, 0u) << "the pool is empty: the escape slot serves";
+  EXPECT_EQ(room(f.at(0), 1, b, 512).location, 0u)
+      << "the pool is empty: the guaranteed slot serves";
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
   ASSERT_TRUE(poll(f.at(1), 0, in, 3, view));
@@ -399,7 +400,7 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
 ArenaShape many_connectors(std::uint32_t connectors) {
   ArenaShape s = small_shape();
   s.connectors = connectors;
-  s.escape_slots = 2;
+  s.guaranteed_slots = 2;
   return s;
 }
 

@@ -1,5 +1,5 @@
 // Copies that lanes ask for and may take back (engine/copy_ring.h), under the schedule explorer:
-// lanes with a few borrowed slots each, who serves their ring in the order of CopyServer::take(),
+// lanes with a few pool slots each, who serves their ring in the order of CopyServer::take(),
 // and a receiver for each that reads what was published. Who serves copies as late as it likes, or
 // never. And mistakes that the explorer must find.
 #define UNJAM_EXPLORER
@@ -25,7 +25,6 @@
 namespace unjam_test {
 namespace {
 
-using unjam_explored::BorrowUse;
 using unjam_explored::CopyPost;
 using unjam_explored::CopyRing;
 using unjam_explored::fetch_add;
@@ -34,6 +33,7 @@ using unjam_explored::is_taken_back;
 using unjam_explored::kCopyPosts;
 using unjam_explored::load_acquire;
 using unjam_explored::load_relaxed;
+using unjam_explored::PoolUse;
 using unjam_explored::post_copy;
 using unjam_explored::post_mark;
 using unjam_explored::store_relaxed;
@@ -64,7 +64,7 @@ constexpr std::uint32_t kPlaces = kMostLanes * kMostSlices;
 struct Scenario {
   const char* name;
   std::uint32_t lanes = 1, chunks = 3, slots = 2, batch = 1;
-  // A letter for each call: c: marked for copy engines; p: not, and blocks fill borrowed slots.
+  // A letter for each call: c: marked for copy engines; p: not, and blocks fill pool slots.
   const char* calls = "cc";
   bool stops = false;      // who serves may stop for ever, whatever it has claimed
   bool any_order = false;  // a post's words come in any order, as a device's relaxed stores do
@@ -81,7 +81,7 @@ struct Lane {
   std::uint64_t consumed;              // slices
   // The lane's own.
   std::uint64_t latest, sent;  // post, + 1; slices
-  BorrowUse uses[kMostSlots];
+  PoolUse uses[kMostSlots];
   bool over;
   // Nobody's: what is true of slots.
   std::uint8_t expects[kMostSlots];   // copies that may still come
@@ -132,12 +132,12 @@ struct Sender {
       store_relaxed(lane().slots[where].words[w], load_relaxed(lane().source[chunk].words[w]));
     }
   }
-  // As BorrowUse: slots that nobody uses.
+  // As PoolUse: slots that nobody uses.
   std::uint32_t borrow(std::uint8_t (&pool)[kMostSlots]) const {
     std::uint32_t found = 0;
     for (std::uint32_t i = 0; i < scenario->slots; ++i) {
-      const BorrowUse use = lane().uses[i];
-      std::uint64_t& until = use.connector == BorrowUse::kCopied ? world.done : lane().consumed;
+      const PoolUse use = lane().uses[i];
+      std::uint64_t& until = use.connector == PoolUse::kCopied ? world.done : lane().consumed;
       if (use.step_end != 0 && load_acquire(until) < use.step_end) continue;
       pool[found++] = static_cast<std::uint8_t>(i);
     }
@@ -233,7 +233,7 @@ struct Sender {
     }
     if (mistake == Mistake::kForgetsTheSlot) return;
     for (std::uint32_t n = published; n < posted; ++n) {
-      lane().uses[slot_of(n)] = {numbers[n] + 1, BorrowUse::kCopied, 0};
+      lane().uses[slot_of(n)] = {numbers[n] + 1, PoolUse::kCopied, 0};
     }
   }
   void take_back(const std::uint64_t (&numbers)[kMostChunks], std::uint32_t from,
@@ -251,7 +251,7 @@ struct Sender {
     }
   }
 
-  // One that is not: each slice in a borrowed slot, while there are some.
+  // One that is not: each slice in a pool slot, while there are some.
   void plain_call(std::uint64_t first) const {
     std::uint8_t pool[kMostSlots] = {};
     const std::uint32_t slots = borrow(pool);

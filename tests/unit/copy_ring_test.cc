@@ -396,7 +396,7 @@ struct Wire {
   std::uint64_t consumed = 0;
   std::array<Slot, kSlots + kOwnSlots> slots{};
   // The lane's.
-  std::array<BorrowUse, kSlots> uses{};
+  std::array<PoolUse, kSlots> uses{};
   std::uint64_t latest = 0;  // of its posts, + 1
 };
 
@@ -475,8 +475,8 @@ class Threads {
     std::vector<std::uint32_t> pool;
     Wire& to = wire(lane, peer);
     for (std::uint32_t i = 0; i < kSlots; ++i) {
-      const BorrowUse use = to.uses[i];
-      std::uint64_t& until = use.connector == BorrowUse::kCopied ? done_[peer] : to.consumed;
+      const PoolUse use = to.uses[i];
+      std::uint64_t& until = use.connector == PoolUse::kCopied ? done_[peer] : to.consumed;
       if (use.step_end == 0 || load_acquire(until) >= use.step_end) pool.push_back(i);
     }
     return pool;
@@ -548,9 +548,9 @@ class Threads {
     for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
       const std::vector<std::uint32_t>& pool = pools[peer];
       for (std::uint32_t n = 0; n < posted; ++n) {
-        BorrowUse& use = wire(lane, peer).uses[pool[n % pool.size()]];
-        use = n < published ? BorrowUse{first_step + n + 1, 0, 0}
-                            : BorrowUse{numbers[peer][n] + 1, BorrowUse::kCopied, 0};
+        PoolUse& use = wire(lane, peer).uses[pool[n % pool.size()]];
+        use = n < published ? PoolUse{first_step + n + 1, 0, 0}
+                            : PoolUse{numbers[peer][n] + 1, PoolUse::kCopied, 0};
       }
     }
   }

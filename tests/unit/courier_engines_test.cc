@@ -228,7 +228,7 @@ class Networks {
     PluginFabricSettings s;
     s.processes = kHosts;
     s.self = settings.self;
-    s.most_payload = std::max(settings.shape.escape_slot_bytes, settings.shape.borrow_slot_bytes);
+    s.most_payload = std::max(settings.shape.guaranteed_slot_bytes, settings.shape.pool_slot_bytes);
     // Arenas of ranks here, and mirrors of the others. (Ranks lay them out alike.)
     for (std::uint32_t r = 0; r < ranks(); ++r) {
       if (process_of_[r] != settings.self) continue;
@@ -270,8 +270,8 @@ class Networks {
   std::string why_;
 };
 
-Case hosts_of(int ranks, int lanes, int escape_slots, int borrow_slots, bool heap = false) {
-  Case c{ranks, 0, 0, lanes, escape_slots, borrow_slots, false, heap};
+Case hosts_of(int ranks, int lanes, int guaranteed_slots, int pool_slots, bool heap = false) {
+  Case c{ranks, 0, 0, lanes, guaranteed_slots, pool_slots, false, heap};
   c.mirrors = true;
   c.hosts = 2;
   return c;
@@ -303,7 +303,7 @@ TEST_P(CourierEngines, ManyKeysInAnyOrder) {
     for (std::size_t i = 0; i < uses.size(); ++i) {
       Use& u = uses[i] = drawn_use(i, kKeys, n, random);
       u.count = random() % 3 == 0 ? random() % 17 : random() % 1500;
-      fill(u, n, random, c.escape_slots >= 4 ? Laid::kOverlapping : Laid::kOneByOne, c.lanes);
+      fill(u, n, random, c.guaranteed_slots >= 4 ? Laid::kOverlapping : Laid::kOneByOne, c.lanes);
     }
     const std::uint32_t pieces[] = {30, 100, 7, 0};
     Networks all(c, kKeys, seed, pieces[round], round % 2 == 0 ? 1000 : 1 << 20);
@@ -337,7 +337,7 @@ TEST_P(CourierEngines, ManyKeysOverANetworkPlugin) {
   for (std::size_t i = 0; i < uses.size(); ++i) {
     Use& u = uses[i] = drawn_use(i, kKeys, n, random);
     u.count = random() % 1500;
-    fill(u, n, random, c.escape_slots >= 4 ? Laid::kOverlapping : Laid::kOneByOne, c.lanes);
+    fill(u, n, random, c.guaranteed_slots >= 4 ? Laid::kOverlapping : Laid::kOneByOne, c.lanes);
   }
   unjam_test::reset(faults);
   faults.no_room = 20;
@@ -437,7 +437,7 @@ TEST(CourierEngines, RunEveryKindByEveryAlgorithm) {
     std::mt19937_64 random(seed);
     const HostTable hosts = HostTable::consecutive(ranks, 2);
     PlanLimits limits;
-    limits.escape_slot_bytes = Ranks::kSlotBytes;
+    limits.guaranteed_slot_bytes = Ranks::kSlotBytes;
     limits.lanes = 1;
     std::vector<PlannedUse> planned;
     std::uint32_t kinds = 0;

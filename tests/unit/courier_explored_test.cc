@@ -45,7 +45,7 @@ struct Scenario {
   std::uint32_t ranks = 2;
   Operation programs[3][kMostOperations] = {};
   std::uint32_t bytes = 40;
-  std::uint32_t piece = 0, copied_bytes = 0, borrow_slots = 0;
+  std::uint32_t piece = 0, copied_bytes = 0, pool_slots = 0;
   bool cuts = false, repeats = false;
   // A rank does what it can do of its program, in any order but that of a key's.
   bool any_order = false;
@@ -224,8 +224,8 @@ class Exploration {
     o.ranks = s.ranks;
     o.announces = false;
     o.shape = unjam_explored::small_network_shape();
-    o.shape.borrow_slots = s.borrow_slots;
-    o.shape.borrow_slot_bytes = 64;
+    o.shape.pool_slots = s.pool_slots;
+    o.shape.pool_slot_bytes = 64;
     o.loop.depth = 6;
     o.loop.piece = s.piece;
     o.loop.copied_bytes = s.copied_bytes;
@@ -277,8 +277,8 @@ Scenario copied() {
   return s;
 }
 Scenario borrowed() {
-  Scenario s = stream("borrowed slots");
-  s.borrow_slots = 2;
+  Scenario s = stream("pool slots");
+  s.pool_slots = 2;
   s.bytes = 64;
   return s;
 }

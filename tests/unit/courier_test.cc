@@ -97,7 +97,7 @@ TEST(Mirror, WordsTellWhatTheyAre) {
     shape.lanes = 3;
     shape.connectors = 7;
     shape.first_connectors_log2 = log2;
-    shape.borrow_slots = 3;
+    shape.pool_slots = 3;
     shape.derive();
     const auto memory = std::make_unique<unsigned char[]>(shape.total_bytes());
     unsigned char* const bases[3] = {nullptr, nullptr, memory.get()};
@@ -198,8 +198,8 @@ TEST(Frames, SayWhatTheyWereToldAndNothingElse) {
 TEST(Frames, AreNotBelieved) {
   ArenaShape shape = small_network_shape();
   shape.ranks = 2;
-  shape.borrow_slots = 2;
-  shape.borrow_slot_bytes = 128;
+  shape.pool_slots = 2;
+  shape.pool_slot_bytes = 128;
   const auto refused = [&](const std::function<void(CourierFrame&)>& change) {
     CourierFrame f = data_frame(), back;
     change(f);
@@ -273,9 +273,9 @@ TEST(Courier, BringsEverythingOverAnyNetwork) {
     const Net& net = nets[n % std::size(nets)];
     WorldOptions o = small_world(net.ranks);
     o.shape.connectors = 3;
-    o.shape.escape_slots = 3;
-    o.shape.borrow_slots = n % 2 == 0 ? 0 : 3;
-    o.shape.borrow_slot_bytes = 192;
+    o.shape.guaranteed_slots = 3;
+    o.shape.pool_slots = n % 2 == 0 ? 0 : 3;
+    o.shape.pool_slot_bytes = 192;
     o.loop.piece = net.piece;
     o.loop.copied_bytes = net.copied;
     o.loop.depth = net.depth;
@@ -292,7 +292,7 @@ TEST(Courier, BringsEverythingOverAnyNetwork) {
           s.from = a, s.to = b;
           s.tag = mix64(key + 1) | 1;
           s.seed = hash_combine(s.tag, a * 10 + b);
-          s.bytes = o.shape.borrow_slots != 0 && key % 2 == 0 ? 150 : 60;
+          s.bytes = o.shape.pool_slots != 0 && key % 2 == 0 ? 150 : 60;
           streams.push_back(s);
         }
       }
@@ -328,8 +328,8 @@ TEST(Courier, BringsEverythingOverAnyNetwork) {
 TEST(Courier, GivesTheCarrierAWindowAndShortSlicesFirst) {
   WorldOptions o = small_world();
   o.shape.connectors = 16;
-  o.shape.escape_slots = 4;
-  o.shape.escape_slot_bytes = 32768;
+  o.shape.guaranteed_slots = 4;
+  o.shape.guaranteed_slot_bytes = 32768;
   o.loop.depth = 64;
   o.window = 100000;
   World w(o);
@@ -489,7 +489,7 @@ TEST(Courier, WhoSaysGoodByeIsNotGone) {
     WorldOptions o = small_world();
     Stream s;
     if (k % 2 == 1) {  // of long slices one is sent at once
-      o.shape.escape_slot_bytes = 16384;
+      o.shape.guaranteed_slot_bytes = 16384;
       o.window = 1;
       s.bytes = 10000;
     }
@@ -546,7 +546,7 @@ Landing bring(NetworkWorld& w, const FrameBytes& head, const unsigned char* payl
   return to;
 }
 
-// Rank 1 has two slices of kTag at connector 0 (steps 2 and 3, of which one in borrowed slot 1), of
+// Rank 1 has two slices of kTag at connector 0 (steps 2 and 3, of which one in pool slot 1), of
 // which it has consumed none; two former ones were consumed.
 class Forged : public testing::Test {
  protected:
@@ -564,8 +564,8 @@ class Forged : public testing::Test {
   }
   static WorldOptions options() {
     WorldOptions o = small_world();
-    o.shape.borrow_slots = 3;
-    o.shape.borrow_slot_bytes = 128;
+    o.shape.pool_slots = 3;
+    o.shape.pool_slot_bytes = 128;
     return o;
   }
   static CourierFrame next() {  // that is right
@@ -624,7 +624,7 @@ TEST_F(Forged, WithoutAPlaceItEndsThePeer) {
   must_end("far away", [](CourierFrame& f) { f.step = ~std::uint64_t{0}; });
   must_end("a guaranteed slot that is taken",
            [](CourierFrame& f) { f.location = 0, f.flag &= ~kFlagBorrowed; });
-  must_end("a borrowed slot that is taken", [](CourierFrame& f) { f.location = 1; });
+  must_end("a pool slot that is taken", [](CourierFrame& f) { f.location = 1; });
   must_end("another key", [](CourierFrame& f) { f.tag = kOther; });
   must_end("another group", [](CourierFrame& f) { f.group = kOther; });
   must_end("an owner that has not begun", [](CourierFrame& f) { f.tag = kOther, f.base = 4; });
@@ -787,13 +787,13 @@ TEST_F(Forged, FramesOfAnyBytesWriteNothingWrong) {
         ASSERT_TRUE(here[i].insert(f.step).second) << "it was here";
         unsigned char* const steps = block + shape.connector(0, i);
         if (f.location == 0) {
-          ASSERT_LT(f.step, first + shape.escape_slots);
+          ASSERT_LT(f.step, first + shape.guaranteed_slots);
           allow(steps + kSlotHeaders * sizeof(SlotHeader) +
-                    f.step % shape.escape_slots * shape.escape_slot_bytes,
+                    f.step % shape.guaranteed_slots * shape.guaranteed_slot_bytes,
                 f.bytes);
         } else {
           ASSERT_TRUE(borrowed.insert(f.location).second) << "the slot was another one's";
-          allow(block + shape.borrowed(0) + (f.location - 1) * shape.borrow_slot_bytes, f.bytes);
+          allow(block + shape.borrowed(0) + (f.location - 1) * shape.pool_slot_bytes, f.bytes);
         }
         allow(&LaneTransport::header_of(steps, f.step), sizeof(SlotHeader));
       } else if (f.type == FrameType::kData) {  // an empty one

@@ -141,7 +141,7 @@ TEST_P(Hole2, FullSlotsAndAnAbsentPeer) {
   for (const std::uint32_t borrow : {UINT32_MAX, 4u, 0u}) {
     if (kSanitized && borrow == UINT32_MAX) continue;
     unjamConfig_t config = default_config();
-    config.borrow_slots = borrow;
+    config.pool_slots = borrow;
     config.stall_ms = 100000;
     Job job(3, config);
     Spec s;
@@ -192,9 +192,9 @@ TEST_P(Hole3, QuitsAndPreemptionsEverywhere) {
     config.quantum_slices = 1;
     config.delay_seed = seed | 1;
     config.delay_max_us = 1u << (i % 6);
-    config.escape_slot_bytes = 512;
-    config.escape_slots = 2 + static_cast<std::uint32_t>(i % 2);
-    config.borrow_slots = i % 2 == 0 ? UINT32_MAX : 3;
+    config.guaranteed_slot_bytes = 512;
+    config.guaranteed_slots = 2 + static_cast<std::uint32_t>(i % 2);
+    config.pool_slots = i % 2 == 0 ? UINT32_MAX : 3;
     config.spin_head = config.spin_base = config.spin_cap = 1;
     config.lanes = 1 + static_cast<std::uint32_t>(i % 3 == 2);
     config.block_threads = i % 3 == 1 ? 2 : 1;
@@ -335,8 +335,8 @@ void failed_attempts(std::uint64_t goal) {
   unjamConfig_t config = default_config();
   config.spin_head = config.spin_base = config.spin_cap = 1;
   config.quantum_slices = 1;
-  config.escape_slot_bytes = 256;
-  config.borrow_slots = UINT32_MAX;
+  config.guaranteed_slot_bytes = 256;
+  config.pool_slots = UINT32_MAX;
   config.algorithm = 0;
   config.stall_ms = 1 << 29;
   Job job(2, config);

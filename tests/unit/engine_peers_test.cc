@@ -66,9 +66,9 @@ TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
                                                 : slow         ? 700
                                                                : 3000);
       fill(u, n, random,
-           c.together            ? Laid::kTogether
-           : c.escape_slots >= 4 ? Laid::kOverlapping
-                                 : Laid::kOneByOne,
+           c.together                ? Laid::kTogether
+           : c.guaranteed_slots >= 4 ? Laid::kOverlapping
+                                     : Laid::kOneByOne,
            c.lanes);
     }
     Ranks ranks(c, keys, seed);
@@ -177,8 +177,8 @@ class Written : public testing::TestWithParam<Case> {};
 TEST_P(Written, GivesTheRightResultsOnManyKeys) {
   const Case c = GetParam();
   PlanLimits limits;
-  limits.escape_slots = static_cast<std::uint32_t>(c.escape_slots);
-  limits.escape_slot_bytes = Ranks::kSlotBytes;
+  limits.guaranteed_slots = static_cast<std::uint32_t>(c.guaranteed_slots);
+  limits.guaranteed_slot_bytes = Ranks::kSlotBytes;
   limits.lanes = static_cast<std::uint16_t>(c.lanes);
   struct Program {
     const char* name;
@@ -211,7 +211,7 @@ TEST_P(Written, GivesTheRightResultsOnManyKeys) {
     if (c.ranks % node_ranks != 0) continue;
     const int nodes = c.ranks / node_ranks;
     for (const std::uint32_t distance : {0u, 1u}) {
-      if (c.escape_slots < 2 * nodes * static_cast<int>(distance + 1)) continue;
+      if (c.guaranteed_slots < 2 * nodes * static_cast<int>(distance + 1)) continue;
       programs.push_back({"two levels", Kind::kAllReduce, [=](const PlanRequest& q) {
                             return two_level_all_reduce(q, limits, node_ranks, distance);
                           }});
@@ -237,7 +237,7 @@ TEST_P(Written, GivesTheRightResultsOnManyKeys) {
           u.use.key = uses.size() - 1;
           u.fill(random, program.make);
           CheckOptions options;
-          options.slots = c.escape_slots;
+          options.slots = c.guaranteed_slots;
           options.slot_bytes = Ranks::kSlotBytes;
           const CheckResult result = check_plans(u.request, u.use.plans, options);
           ASSERT_TRUE(result.ok) << u.name << ": " << result.error;
@@ -283,7 +283,7 @@ TEST(Peers, SumsAreAddedInTheirOrder) {
   constexpr int kRanks = 4, kRoot = 1;
   for (const bool sums : {true, false}) {
     PlanLimits limits;
-    limits.escape_slot_bytes = Ranks::kSlotBytes;
+    limits.guaranteed_slot_bytes = Ranks::kSlotBytes;
     WrittenUse u;
     u.request.kind = Kind::kReduce;
     u.request.dtype = DType::kFloat32;
@@ -327,7 +327,7 @@ TEST(Peers, SumsAreAddedInTheirOrder) {
 // Two primitives that go together, of which the second adds its own contribution to sums.
 TEST(Peers, SumsOfAPairHaveTheOwnContributionBehindThem) {
   PlanLimits limits;
-  limits.escape_slot_bytes = Ranks::kSlotBytes;
+  limits.guaranteed_slot_bytes = Ranks::kSlotBytes;
   WrittenUse u;
   u.request.kind = Kind::kReduceScatter;
   u.request.dtype = DType::kInt32;

@@ -392,12 +392,12 @@ TEST(MemAlloc, SizeFromTheEnvironment) {
   }
   // Other sizes as well; what is no size takes no suffix.
   unsetenv("UNJAM_HEAP");
-  ASSERT_EQ(setenv("UNJAM_ESCAPE_SLOT_BYTES", "16K", 1), 0);
+  ASSERT_EQ(setenv("UNJAM_GUARANTEED_SLOT_BYTES", "16K", 1), 0);
   unjamContext_t c = nullptr;
   ASSERT_EQ(unjamInitAll(&c, 1, nullptr), UNJAM_SUCCESS) << unjamGetLastError();
-  EXPECT_EQ(JsonReader::parse(info(c))["settings"]["UNJAM_ESCAPE_SLOT_BYTES"].number, 16384);
+  EXPECT_EQ(JsonReader::parse(info(c))["settings"]["UNJAM_GUARANTEED_SLOT_BYTES"].number, 16384);
   EXPECT_EQ(unjamDestroy(c), UNJAM_SUCCESS);
-  unsetenv("UNJAM_ESCAPE_SLOT_BYTES");
+  unsetenv("UNJAM_GUARANTEED_SLOT_BYTES");
   ASSERT_EQ(setenv("UNJAM_IDLE_KEYS", "1K", 1), 0);
   EXPECT_EQ(unjamInitAll(&c, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
   unsetenv("UNJAM_IDLE_KEYS");

@@ -1,4 +1,4 @@
-// Ranks that move the steps ("hops") of a mesh plan independently (a stream,
+// Ranks that move the steps ("hops") of an rsag plan independently (a stream,
 // device/cuda/exec/slots), ranks that run its program pass by pass (an engine), and
 // ranks that begin as the former and are interrupted anywhere, all in one group: a model under a
 // random schedule, over the real HopOrder, the planner's real programs, and what they are lowered
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "program/hop_order.h"
-#include "tests/support/mesh_plan.h"
+#include "tests/support/rsag_plan.h"
 
 namespace unjam {
 namespace {

@@ -1,4 +1,4 @@
-// HopOrder against the programs that the mesh planner writes: the closed forms say what an engine
+// HopOrder against the programs that the rsag planner writes: the closed forms say what an engine
 // that runs them pass by pass does.
 #include "program/hop_order.h"
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "program/schedule.h"
-#include "tests/support/mesh_plan.h"
+#include "tests/support/rsag_plan.h"
 
 namespace unjam {
 namespace {
@@ -20,7 +20,7 @@ struct Slice {
   std::uint32_t sent_before, gathered_before, collected_before;  // chunks, by the same rank
 };
 
-// Which of the steps of an executor it is (of a mesh plan).
+// Which of the steps of an executor it is (of an rsag plan).
 SlotStep step_of(const Primitive& p) {
   if ((p.flags & kRecv) == 0) return kSends;
   return (p.flags & kCollect) != 0 ? kCollects : kGathers;

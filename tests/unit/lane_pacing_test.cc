@@ -1,4 +1,4 @@
-// LanePace, played: the lanes of a chain of ranks, with the slots and slices in hand that
+// LanePacing, played: the lanes of a chain of ranks, with the slots and slices in hand that
 // device/cuda/exec/slots/steer.cuh has. In each step of the schedule, which is random, a lane of
 // a rank begins a slice or has moved one.
 #include "device/cuda/exec/slots/lane_pacing.h"
@@ -68,9 +68,9 @@ class Play {
     std::uint32_t least = job_.chunks;
     for (const Lane& lane : ranks_[r]) {
       const bool has_begun = lane.moved != 0;
-      const std::uint64_t word =
-          has_begun ? LanePace::word(kCall, lane.moved) : LanePace::word(kCall - 1, job_.chunks);
-      least = std::min(least, LanePace::moved(kCall, word));
+      const std::uint64_t word = has_begun ? LanePacing::word(kCall, lane.moved)
+                                           : LanePacing::word(kCall - 1, job_.chunks);
+      least = std::min(least, LanePacing::moved(kCall, word));
     }
     return least;
   }
@@ -80,7 +80,7 @@ class Play {
     if (n == job_.chunks || n - lane.moved == job_.in_hand) return false;
     if (r != 0 && ranks_[r - 1][l].moved <= n) return false;  // it has not come
     if (r + 1 != job_.ranks && n - ranks_[r + 1][l].moved >= job_.slots) return false;  // no room
-    return LanePace::may_begin(n, slowest(r));
+    return LanePacing::may_begin(n, slowest(r));
   }
 
   const Job job_;
@@ -88,7 +88,7 @@ class Play {
   std::vector<std::vector<Lane>> ranks_;
 };
 
-TEST(LanePace, LanesStayTogetherAndAllEnd) {
+TEST(LanePacing, LanesStayTogetherAndAllEnd) {
   for (const std::uint32_t slots : {1u, 2u, 4u, 12u}) {
     for (const std::uint32_t in_hand : {1u, 2u, 4u}) {
       for (std::uint64_t seed = 0; seed < 8; ++seed) {
@@ -97,31 +97,31 @@ TEST(LanePace, LanesStayTogetherAndAllEnd) {
         const std::uint32_t ranks = 2 + static_cast<std::uint32_t>(seed % 3);
         Play play({ranks, 5, 40, slots, in_hand}, seed);
         ASSERT_TRUE(play.ends(static_cast<std::uint32_t>(seed % 5)));
-        EXPECT_LT(play.widest, LanePace::kApart);
+        EXPECT_LT(play.widest, LanePacing::kApart);
       }
     }
   }
 }
 
-TEST(LanePace, AFastLaneGetsAsFarAsItMay) {
+TEST(LanePacing, AFastLaneGetsAsFarAsItMay) {
   Play play({3, 5, 40, 12, 2}, 1);
   ASSERT_TRUE(play.ends(2));
-  EXPECT_EQ(play.widest, LanePace::kApart - 1);
+  EXPECT_EQ(play.widest, LanePacing::kApart - 1);
 }
 
-TEST(LanePace, OfALaneThatDoesNotBeginOthersAreNotFarAhead) {
+TEST(LanePacing, OfALaneThatDoesNotBeginOthersAreNotFarAhead) {
   constexpr std::uint32_t kAbsent = 3;
   Play play({3, 5, 40, 12, 2}, 1);
   EXPECT_FALSE(play.ends(2, kAbsent));  // they wait until they have no patience any more
   for (std::uint32_t l = 0; l < 5; ++l) {
-    EXPECT_EQ(play.lane(0, l).moved, l == kAbsent ? 0 : LanePace::kApart);
+    EXPECT_EQ(play.lane(0, l).moved, l == kAbsent ? 0 : LanePacing::kApart);
   }
 }
 
-TEST(LanePace, AWordOfAnotherCallSaysNothing) {
-  EXPECT_EQ(LanePace::moved(3, LanePace::word(3, 40)), 40u);
-  EXPECT_EQ(LanePace::moved(3, LanePace::word(2, 40)), 0u);
-  EXPECT_EQ(LanePace::moved(0, 0), 0u);
+TEST(LanePacing, AWordOfAnotherCallSaysNothing) {
+  EXPECT_EQ(LanePacing::moved(3, LanePacing::word(3, 40)), 40u);
+  EXPECT_EQ(LanePacing::moved(3, LanePacing::word(2, 40)), 0u);
+  EXPECT_EQ(LanePacing::moved(0, 0), 0u);
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ constexpr std::uint32_t kSms = 132;
 
 // By how many of a daemon's blocks each lane is driven, if they begin on these SMs, one after the
 // other.
-std::map<std::uint32_t, int> drivers(LaneChoice& choice, std::uint32_t which, std::uint32_t lanes,
-                                     const std::vector<std::uint32_t>& sms,
+std::map<std::uint32_t, int> drivers(LanePlacement& choice, std::uint32_t which,
+                                     std::uint32_t lanes, const std::vector<std::uint32_t>& sms,
                                      std::vector<std::uint32_t>* where = nullptr,
                                      std::uint64_t ns_apart = 1) {
   const auto now_ns = [&](std::uint32_t b) { return 1'000'000 + b * ns_apart; };
@@ -57,7 +57,7 @@ class Lanes : public testing::TestWithParam<std::uint32_t> {
  protected:
   const std::uint32_t lanes_ = GetParam();
   std::mt19937_64 random_{base_seed()};
-  LaneChoice choice_;
+  LanePlacement choice_;
 };
 
 TEST_P(Lanes, HaveSmsOfTheirOwnInPairs) {
@@ -103,7 +103,7 @@ TEST_P(Lanes, AreTakenByAnyBlockThatBeginsLate) {
   std::vector<std::uint32_t> sms(2 * lanes_, kSms - 1);
   const std::uint32_t blocks = 2 * lanes_;
   for (std::uint32_t b = 0; b < blocks; ++b) {
-    const std::uint64_t now_ns = 1 + b * (LaneChoice::kTogetherNs + 1);
+    const std::uint64_t now_ns = 1 + b * (LanePlacement::kTogetherNs + 1);
     const std::uint32_t lane = choice_.choose(0, sms[b], lanes_, blocks, now_ns,
                                               [] { ADD_FAILURE() << "nobody is to wait"; });
     EXPECT_EQ(lane, b < lanes_ ? b : kNoLane);

@@ -195,8 +195,8 @@ TEST(Levels, SameAsOnOneHost) {
       if (kSanitized && (lanes != 1 || hosts.ranks() > 6)) continue;
       unjamConfig_t config = default_config();
       config.lanes = lanes;
-      config.escape_slot_bytes = 512;  // so that there are loops
-      config.escape_slots = lanes == 3 ? 2 : 0;
+      config.guaranteed_slot_bytes = 512;  // so that there are loops
+      config.guaranteed_slots = lanes == 3 ? 2 : 0;
       const std::vector<Called> calls = calls_of_levels(hosts.ranks(), Data::kExact);
       const auto there = digests_on(hosts, config, calls);
       const auto here = digests_on(hosts.on_one(), config, calls);
@@ -285,7 +285,7 @@ TEST(Levels, GroupsHaveTablesOfTheirOwn) {
   EXPECT_EQ(tried(hosts, forced, {0, 1, 2, 3, 4, 5}, nullptr), "hierarchical");
   EXPECT_EQ(tried(hosts, forced, {4, 2, 3, 5}, nullptr), "hierarchical");
   // Asked for in all calls, it serves where it can; asked for in one, it says why it cannot.
-  EXPECT_EQ(tried(hosts, forced, {0, 1, 2}, nullptr), "direct");
+  EXPECT_EQ(tried(hosts, forced, {0, 1, 2}, nullptr), "one_shot");
   EXPECT_EQ(tried(hosts, default_config(), {0, 1, 2}, "pat"),
             "no plan for all_reduce(count=1, float32, sum, algorithm=pat): pat plans need as many "
             "ranks on each host: rank 0's host has 2 of them, rank 2's has 1: use ring");

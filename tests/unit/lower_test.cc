@@ -20,7 +20,7 @@
 #include "device/cuda/host/bind.h"
 #include "engine/set_plan.h"
 #include "plan/algorithms/chain.h"
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/rsag.h"
 #include "plan/common.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
@@ -55,8 +55,8 @@ struct Group {
     PlanLimits limits;
     limits.device = Device::kCuda;
     limits.lanes = 32;
-    limits.escape_slots = 4;
-    limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
+    limits.guaranteed_slots = 4;
+    limits.guaranteed_slot_bytes = ranks <= 2 ? 149824 : 74944;
     limits.lines = lines;
     const auto n = static_cast<std::size_t>(ranks);
     plans.resize(n), invocations.resize(n), lowered.resize(n), calls.resize(n), threads.resize(n);
@@ -85,7 +85,7 @@ struct Group {
       }
       inv.group_size = static_cast<std::uint16_t>(ranks);
       limits_ = lowering;
-      if (limits_.slot_bytes == 0) limits_.slot_bytes = limits.escape_slot_bytes;
+      if (limits_.slot_bytes == 0) limits_.slot_bytes = limits.guaranteed_slot_bytes;
       lower_again(at);
     }
   }
@@ -298,7 +298,7 @@ TEST(Lower, OneShotGivesWhatTheCollectiveGives) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
       for (int root = 0; root < (has_root(kind) ? ranks : 1); ++root) {
         for (const std::uint64_t count : {1u, 3u, 257u, 5000u}) {
-          Group g(kind, Algorithm::kDirect, ranks, root, count, kLimits, /*lines=*/false,
+          Group g(kind, Algorithm::kOneShot, ranks, root, count, kLimits, /*lines=*/false,
                   /*in_place=*/false, /*has_data=*/true);
           SCOPED_TRACE(title(g));
           for (const unsigned threads : g.threads) {
@@ -319,7 +319,7 @@ TEST(Lower, OneShotGivesWhatTheCollectiveGives) {
 TEST(Lower, LanesOfAOneShotPlanHaveTheGeometrysStretches) {
   for (const Kind kind : kKinds) {
     for (std::uint64_t count = 20000; count < 120000; count += 1237) {
-      const Group g(kind, Algorithm::kDirect, 3, 1, count);
+      const Group g(kind, Algorithm::kOneShot, 3, 1, count);
       SCOPED_TRACE(title(g));
       const Geometry& geometry = g.invocations[0].geometry;
       ASSERT_GT(geometry.lanes, 1);
@@ -394,7 +394,7 @@ TEST(Lower, StreamsHaveTheGeometrysChunks) {
   for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                           Kind::kBroadcast}) {
     for (const bool in_place : {false, true}) {
-      Group g(kind, Algorithm::kMesh, 4, 0, 8 << 20, kLimits, false, in_place);
+      Group g(kind, Algorithm::kRsag, 4, 0, 8 << 20, kLimits, false, in_place);
       SCOPED_TRACE(title(g));
       for (std::size_t r = 0; r < g.calls.size(); ++r) {
         ASSERT_EQ(g.threads[r], kLimits.block_threads);
@@ -416,7 +416,7 @@ TEST(Lower, LargeCallsArePatientForLonger) {
                               Kind kind = Kind::kAllReduce) {
     LowerLimits limits = kLimits;
     limits.patience_us = patience_us;
-    const Group g(kind, Algorithm::kMesh, 4, 0, count, limits);
+    const Group g(kind, Algorithm::kRsag, 4, 0, count, limits);
     EXPECT_TRUE(g.calls[0].by_slots);
     return g.calls[0].patience_ns;
   };
@@ -462,27 +462,27 @@ TEST(Lower, WhatLanesCannotDoNeedsTheEngine) {
   // More than a thread can keep of a reduction, where blocks have few: 40 units of each.
   const LowerLimits few{128, 32, true, 20};
   constexpr std::uint64_t kCount = 320000;  // 40 KB a lane
-  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kCount, few).threads[0], 0u);
-  EXPECT_NE(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, kCount, few).threads[0], 0u);
-  EXPECT_NE(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kCount).threads[0], 0u);
+  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kOneShot, 2, 0, kCount, few).threads[0], 0u);
+  EXPECT_NE(Group(Kind::kAllGather, Algorithm::kOneShot, 2, 0, kCount, few).threads[0], 0u);
+  EXPECT_NE(Group(Kind::kAllReduce, Algorithm::kOneShot, 2, 0, kCount).threads[0], 0u);
   EXPECT_FALSE(
       Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount, few).calls[0].two_hops);
   EXPECT_TRUE(Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount).calls[0].two_hops);
   // More than a loop carries.
-  EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 6 << 20).threads[0], 0u);
+  EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kOneShot, 2, 0, 6 << 20).threads[0], 0u);
   // Lines, where these may come in pieces.
   const LowerLimits in_pieces{512, 32, false, 20};
-  EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 100000, in_pieces, true).threads[0],
+  EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kOneShot, 2, 0, 100000, in_pieces, true).threads[0],
             0u);
-  EXPECT_NE(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 100000, kLimits, true).threads[0],
+  EXPECT_NE(Group(Kind::kAllGather, Algorithm::kOneShot, 2, 0, 100000, kLimits, true).threads[0],
             0u);
   // Blocks of too few threads for a stream's warps.
   const LowerLimits small{128, 32, true, 20};
-  EXPECT_FALSE(Group(Kind::kAllGather, Algorithm::kMesh, 2, 0, 8 << 20, small).calls[0].by_slots);
+  EXPECT_FALSE(Group(Kind::kAllGather, Algorithm::kRsag, 2, 0, 8 << 20, small).calls[0].by_slots);
 }
 
 TEST(Lower, WhatIsPlainIsAligned) {
-  Group g(Kind::kAllReduce, Algorithm::kDirect, 2, 0, 1000);
+  Group g(Kind::kAllReduce, Algorithm::kOneShot, 2, 0, 1000);
   Invocation& inv = g.invocations[0];
   g.set_dtype(0, DType::kFloat32);
   StreamCall call;
@@ -501,7 +501,7 @@ TEST(Lower, WhatIsPlainIsAligned) {
 }
 
 // Those that would take turns are for crowds, beside streams: of a chain as many bytes as of a
-// mesh.
+// rsag.
 TEST(Lower, LongChainsAreForCrowds) {
   const LowerLimits limits{512, 32, true, 20, 74944};
   const auto whole = [&](int ranks, std::uint64_t chunks) {
@@ -526,17 +526,17 @@ TEST(Lower, WhatTheEngineTriesWhole) {
     return g.whole(0);
   };
   // It sends, then it receives.
-  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kFloat32, Op::kSum), 2);
-  EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kDirect, 1000, DType::kInt32, Op::kSum), 2);
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kOneShot, 1000, DType::kFloat32, Op::kSum), 2);
+  EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kOneShot, 1000, DType::kInt32, Op::kSum), 2);
   // Reductions of rare types, or by rare operators, are the engine's.
-  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kInt32, Op::kSum), 0);
-  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kFloat32, Op::kMax), 0);
-  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kMesh, 16 << 20, DType::kFloat32, Op::kSum),
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kOneShot, 1000, DType::kInt32, Op::kSum), 0);
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kOneShot, 1000, DType::kFloat32, Op::kMax), 0);
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kRsag, 16 << 20, DType::kFloat32, Op::kSum),
             kPipelined);
   // More than 192 MiB.
-  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kMesh, 49 << 20, DType::kFloat32, Op::kSum),
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kRsag, 49 << 20, DType::kFloat32, Op::kSum),
             kPipelinedIfContended);
-  EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kMesh, 49 << 20, DType::kInt32, Op::kSum),
+  EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kRsag, 49 << 20, DType::kInt32, Op::kSum),
             kPipelinedIfContended);
 }
 
@@ -556,12 +556,12 @@ struct SlotGroup {
     request.ranks = size;
     request.root = root;
     limits.device = Device::kCuda;
-    limits.escape_slots = slots;
-    limits.escape_slot_bytes = 4096;
+    limits.guaranteed_slots = slots;
+    limits.guaranteed_slot_bytes = 4096;
     limits.lanes = 3;
     limits.overlap = overlap;
     for (request.rank = 0; request.rank < size; ++request.rank) {
-      plans.push_back(plan_mesh(request, limits).value());
+      plans.push_back(plan_rsag(request, limits).value());
       const Lowered lowered = of(plans.back(), request.rank);
       EXPECT_EQ(lowered.why, NeedsEngine::kNo);
       ranks.push_back(lowered.schedule.steps);
@@ -569,7 +569,7 @@ struct SlotGroup {
   }
   Lowered of(const Plan& plan, int rank) const {
     return lower(plan, request.ranks, rank,
-                 {512, limits.lanes, true, 20, limits.escape_slot_bytes});
+                 {512, limits.lanes, true, 20, limits.guaranteed_slot_bytes});
   }
 };
 
@@ -679,7 +679,7 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
           PlanLimits limits;
           limits.device = Device::kCuda;
           limits.lanes = 3;
-          limits.escape_slot_bytes = 4096;
+          limits.guaranteed_slot_bytes = 4096;
           const LowerLimits executors{512, 3, true, 20, 4096};
           Plan plan = plan_chain(request, limits).value();
           if (n > 4) {  // (Long chains have longer chunks, and leave the first lane alone.)
@@ -717,12 +717,12 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
             other.primitives[0].flags ^= static_cast<std::uint16_t>(flags);
             ASSERT_EQ(lower(other, n, r, executors).why, NeedsEngine::kOtherProgram) << flags;
           }
-          // A mark for copy engines is about what is sent, and not stored here as well.
+          // A mark for copy engines is about what is only sent, and perhaps stored here as well.
           Plan marked = plan;
           marked.primitives[0].flags |= static_cast<std::uint16_t>(Carrier::kCopyEngine);
           const Lowered of_marked = lower(marked, n, r, executors);
           ASSERT_EQ(of_marked.why, NeedsEngine::kNo);
-          ASSERT_EQ(of_marked.schedule.steps.carried, reduces && r == first);
+          ASSERT_EQ(of_marked.schedule.steps.carried, r == first);
         }
       }
     }
@@ -733,7 +733,7 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
 TEST(LowerToSlots, WrittenProgramsAreLoweredWhereExecutorsCan) {
   PlanLimits limits;
   limits.lanes = 4;
-  limits.escape_slot_bytes = 8192;
+  limits.guaranteed_slot_bytes = 8192;
   PlanRequest request;
   request.ranks = 6;
   request.count = 4 * 2048 * 10;  // ten chunks a lane
@@ -785,12 +785,12 @@ TEST(LowerToSlots, OtherProgramsAreTheEngines) {
   SlotGroup other = g;
   other.request.kind = Kind::kAllToAll;
   other.request.rank = 1;
-  EXPECT_EQ(other.of(plan_mesh(other.request, other.limits).value(), 1).why,
+  EXPECT_EQ(other.of(plan_rsag(other.request, other.limits).value(), 1).why,
             NeedsEngine::kOtherProgram);
   // More neighbours than there are places.
   other.request.kind = Kind::kAllReduce;
   other.request.ranks = 9;
-  EXPECT_EQ(other.of(plan_mesh(other.request, other.limits).value(), 1).why,
+  EXPECT_EQ(other.of(plan_rsag(other.request, other.limits).value(), 1).why,
             NeedsEngine::kManyRanks);
 }
 
@@ -812,9 +812,9 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
           PlanLimits limits;
           limits.device = Device::kCuda;
           limits.lanes = 32;
-          limits.escape_slots = 4;
-          limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
-          limits.borrow_slot_bytes = (ranks <= 2 ? 2 : 4) * limits.escape_slot_bytes;
+          limits.guaranteed_slots = 4;
+          limits.guaranteed_slot_bytes = ranks <= 2 ? 149824 : 74944;
+          limits.pool_slot_bytes = (ranks <= 2 ? 2 : 4) * limits.guaranteed_slot_bytes;
           limits.lines = true;
           limits.overlap = true;
           for (int rank = 0; rank < ranks; ++rank) {
@@ -822,7 +822,7 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
             const std::optional<Plan> plan = make_plan(r, limits, std::nullopt);
             ASSERT_TRUE(plan.has_value());
             const Lowered lowered =
-                lower(*plan, ranks, rank, {512, 32, true, 20, limits.escape_slot_bytes});
+                lower(*plan, ranks, rank, {512, 32, true, 20, limits.guaranteed_slot_bytes});
             if (lowered.why == NeedsEngine::kNo) continue;
             const std::string which =
                 std::string(to_string(plan->algorithm)) + " " + to_string(kind);
@@ -841,12 +841,12 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
     text += "\n";
   }
   EXPECT_EQ(text,
-            "a program that no kernel knows: mesh all_to_all 1048576; mesh gather 64; "
-            "mesh scatter 64;\n"
+            "a program that no kernel knows: rsag all_to_all 1048576; rsag gather 64; "
+            "rsag scatter 64;\n"
             "chunks longer than a slot: pairwise send_recv 268435456;\n"
-            "more than 7 peers: mesh all_gather 64; mesh all_reduce 64; mesh all_to_all 64; "
-            "mesh barrier 64; mesh broadcast 64; mesh gather 64; mesh reduce 64; "
-            "mesh reduce_scatter 64; mesh scatter 64;\n");
+            "more than 7 peers: rsag all_gather 64; rsag all_reduce 64; rsag all_to_all 64; "
+            "rsag barrier 64; rsag broadcast 64; rsag gather 64; rsag reduce 64; "
+            "rsag reduce_scatter 64; rsag scatter 64;\n");
 }
 
 // What a call itself, or the device, is in the way of.
@@ -858,22 +858,22 @@ TEST(NeedsEngine, NamesWhatIsInTheWay) {
   constexpr std::uint64_t kLarge = 16 << 20;
   LowerLimits lowering = kLimits;
   lowering.slot_bytes = 149824;
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 1000, lowering), NeedsEngine::kNo);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 0, lowering), NeedsEngine::kNoData);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 1, 1000, lowering), NeedsEngine::kOneRank);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 9, 1000, lowering), NeedsEngine::kManyRanks);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, kLarge, lowering),
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kOneShot, 2, 1000, lowering), NeedsEngine::kNo);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kOneShot, 2, 0, lowering), NeedsEngine::kNoData);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kOneShot, 1, 1000, lowering), NeedsEngine::kOneRank);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kOneShot, 9, 1000, lowering), NeedsEngine::kManyRanks);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kOneShot, 2, kLarge, lowering),
             NeedsEngine::kManyLoops);
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRing, 2, kLarge, lowering),
             NeedsEngine::kOtherProgram);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, lowering), NeedsEngine::kNo);
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, 1000, lowering), NeedsEngine::kOtherLanes);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRsag, 2, kLarge, lowering), NeedsEngine::kNo);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRsag, 2, 1000, lowering), NeedsEngine::kOtherLanes);
   LowerLimits other = lowering;
   other.block_threads = 64;
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, other), NeedsEngine::kFewThreads);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRsag, 2, kLarge, other), NeedsEngine::kFewThreads);
   other = lowering;
   other.whole_lines = false;
-  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 100000, other, true),
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kOneShot, 2, 100000, other, true),
             NeedsEngine::kSplitLines);
   other = lowering;
   other.slot_bytes = 64;

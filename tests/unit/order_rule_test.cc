@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "plan/algorithms/chain.h"
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/rsag.h"
 #include "plan/check/checker.h"
 #include "plan/check/validate.h"
 #include "plan/common.h"
@@ -511,8 +511,8 @@ class Source {
   Programs programs() {
     Programs made;
     made.slots = 2 + below(5);
-    limits_.escape_slots = made.slots;
-    limits_.escape_slot_bytes = kSlotBytes;
+    limits_.guaranteed_slots = made.slots;
+    limits_.guaranteed_slot_bytes = kSlotBytes;
     limits_.device = Device::kCuda;
     limits_.overlap = below(4) != 0;
     PlanRequest& r = made.request;
@@ -521,7 +521,7 @@ class Source {
     chunks_ = 1 + below(8);
     switch (below(8)) {
       case 0:
-        plan_by(made, plan_mesh, mesh_serves);
+        plan_by(made, plan_rsag, rsag_serves);
         break;
       case 1:
         plan_by(made, plan_chain, chain_serves);
@@ -535,7 +535,7 @@ class Source {
     }
     CheckOptions options;
     options.slots = static_cast<int>(made.slots);
-    options.slot_bytes = limits_.escape_slot_bytes;
+    options.slot_bytes = limits_.guaranteed_slot_bytes;
     options.find_slots_needed = false;
     made.proved = made.chunks() != 0 && check_plans(r, made.plans, options).ok;
     return made;
@@ -741,7 +741,7 @@ Programs by_hand(Kind kind, int ranks, int root, std::uint32_t chunks, const aut
   r.root = root;
   r.count = Source::kSlotBytes * std::uint64_t{chunks};
   PlanLimits limits;
-  limits.escape_slot_bytes = Source::kSlotBytes;
+  limits.guaranteed_slot_bytes = Source::kSlotBytes;
   const Plan empty = unjam_test::written::empty_plan(r, limits, blocked(kind) ? ranks : 1);
   made.plans = unjam_test::written::plans_of_all(ranks, empty, write);
   CheckOptions options;

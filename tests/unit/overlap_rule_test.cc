@@ -36,36 +36,36 @@ constexpr std::uintptr_t kA = 1 << 30, kB = std::uintptr_t{2} << 30, kC = std::u
 
 std::uint32_t follows(const Call& first, const Call& second, std::uint64_t first_stream = kStream,
                       std::uint64_t second_stream = kStream) {
-  CallInFront calls;
+  OverlapRule calls;
   EXPECT_EQ(calls.next(first.inv, first.call, first_stream), 0u);
   return calls.next(second.inv, second.call, second_stream);
 }
 
-TEST(CallInFront, TheSameCallOnceMore) {
+TEST(OverlapRule, TheSameCallOnceMore) {
   EXPECT_EQ(follows({5, kA, kB}, {6, kA, kB}), 5u);
   EXPECT_EQ(follows({5, kA, kA}, {6, kA, kA}), 5u);
 }
 
-TEST(CallInFront, BuffersApart) {
+TEST(OverlapRule, BuffersApart) {
   EXPECT_EQ(follows({5, kA, kA}, {6, kB, kB}), 5u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kC, kC}), 5u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kA, kC}), 5u);                    // both only read kA
   EXPECT_EQ(follows({5, kA, kA}, {6, kA + kBytes, kA + kBytes}), 5u);  // side by side
 }
 
-TEST(CallInFront, ReadsWhatIsWritten) {
+TEST(OverlapRule, ReadsWhatIsWritten) {
   EXPECT_EQ(follows({5, kA, kB}, {6, kB, kC}), 0u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kB + kBytes - 4, kC}), 0u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kB - kBytes + 4, kC}), 0u);
 }
 
-TEST(CallInFront, WritesWhatIsReadOrWritten) {
+TEST(OverlapRule, WritesWhatIsReadOrWritten) {
   EXPECT_EQ(follows({5, kA, kB}, {6, kC, kA}), 0u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kC, kB}), 0u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kA, kB + 16}), 0u);
 }
 
-TEST(CallInFront, OfBlocksOnlyWhatIsTheRanks) {
+TEST(OverlapRule, OfBlocksOnlyWhatIsTheRanks) {
   // An all-gather reads one block: the rest of that buffer may be written behind it.
   EXPECT_EQ(follows({5, kA, kB, Kind::kAllGather}, {6, kC, kA + kBytes / 4}), 5u);
   EXPECT_EQ(follows({5, kA, kB, Kind::kAllGather}, {6, kC, kA + kBytes / 4 - 4}), 0u);
@@ -76,7 +76,7 @@ TEST(CallInFront, OfBlocksOnlyWhatIsTheRanks) {
   EXPECT_EQ(follows({5, kA, kB, Kind::kReduceScatter}, {6, kC, kA + kBytes - 4}), 0u);
 }
 
-TEST(CallInFront, AnotherOneOnTheSameBuffers) {
+TEST(OverlapRule, AnotherOneOnTheSameBuffers) {
   const Call first{5, kA, kB};
   const auto other = [&](const auto& change) {
     Call second{6, kA, kB};
@@ -94,7 +94,7 @@ TEST(CallInFront, AnotherOneOnTheSameBuffers) {
   EXPECT_EQ(other([](Call& c) { c.call.steps.parts[1] = 1; }), 0u);
 }
 
-TEST(CallInFront, OnlyThroughSlots) {
+TEST(OverlapRule, OnlyThroughSlots) {
   Call second{6, kC, kC};
   second.call.by_slots = false;
   EXPECT_EQ(follows({5, kA, kB}, second), 0u);
@@ -103,7 +103,7 @@ TEST(CallInFront, OnlyThroughSlots) {
   EXPECT_EQ(follows(first, {6, kC, kC}), 0u);
 }
 
-TEST(CallInFront, LanesOfTheOther) {
+TEST(OverlapRule, LanesOfTheOther) {
   Call first{5, kA, kA}, second{6, kB, kB};
   first.inv.geometry.lanes = 16;
   EXPECT_EQ(follows(first, second), 5u);
@@ -115,11 +115,11 @@ TEST(CallInFront, LanesOfTheOther) {
             0u);
 }
 
-TEST(CallInFront, OneStream) {
+TEST(OverlapRule, OneStream) {
   EXPECT_EQ(follows({5, kA, kB}, {6, kA, kB}, 7, 8), 0u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kA, kB}, 0, 0), 0u);  // streams without a number
   // One in another stream is between them, and the numbers of launches would say so, too.
-  CallInFront calls;
+  OverlapRule calls;
   const Call a{5, kA, kA}, b{6, kB, kB}, c{7, kC, kC};
   EXPECT_EQ(calls.next(a.inv, a.call, 7), 0u);
   EXPECT_EQ(calls.next(b.inv, b.call, 8), 0u);

@@ -116,7 +116,7 @@ TEST(OwnMessages, BothAreCompleteTogether) {
       if (result == UNJAM_SUCCESS) static_cast<std::atomic<int>*>(user)->fetch_add(1);
     };
     const unjamRequest_t first = send_first ? own.send("k", out) : own.recv("k", in);
-    ASSERT_EQ(unjamOnDone(first, call, &called), UNJAM_SUCCESS);
+    ASSERT_EQ(unjamOnComplete(first, call, &called), UNJAM_SUCCESS);
     EXPECT_EQ(unjamWait(first, 20000), UNJAM_ERROR_TIMEOUT);
     // What else this rank calls goes on.
     unjamRequest_t b[2] = {};
@@ -125,7 +125,7 @@ TEST(OwnMessages, BothAreCompleteTogether) {
     EXPECT_TRUE(pending(first));
     EXPECT_EQ(stats_of(job.context(1)).pending, 1u);
     const unjamRequest_t second = send_first ? own.recv("k", in) : own.send("k", out);
-    ASSERT_EQ(unjamOnDone(second, call, &called), UNJAM_SUCCESS);
+    ASSERT_EQ(unjamOnComplete(second, call, &called), UNJAM_SUCCESS);
     wait_ok(job.context(1), first, "the first call");
     wait_ok(job.context(1), second, "the second call");
     EXPECT_EQ(in, out);
@@ -160,7 +160,7 @@ TEST(OwnMessages, WhatDiffersEndsBoth) {
   struct Case {
     std::size_t count;
     unjamDataType_t dtype;
-    const char* alike;
+    const char* match_text;
     const char* text;
   };
   for (const Case& c : {Case{4, UNJAM_FLOAT32, nullptr, "receives count=4, float32"},
@@ -170,7 +170,7 @@ TEST(OwnMessages, WhatDiffersEndsBoth) {
       Job job(2);
       const unjamGroup_t g = job.all(0);
       unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
-      options.alike = c.alike;
+      options.match_text = c.match_text;
       float out[3] = {1, 2, 3}, in[4] = {9, 9, 9, 9};
       unjamRequest_t sent[2] = {}, received[2] = {};
       // Of the kind that comes first a second one, which waits behind, ends as well.

@@ -45,7 +45,7 @@ bool serves(Algorithm algorithm, Kind kind) {
   const bool block_to_block = kind == Kind::kAllToAll || kind == Kind::kGather ||
                               kind == Kind::kScatter || kind == Kind::kSendRecv;
   switch (algorithm) {
-    case Algorithm::kDirect:
+    case Algorithm::kOneShot:
       return true;
     case Algorithm::kPairwise:
       return block_to_block;
@@ -55,7 +55,7 @@ bool serves(Algorithm algorithm, Kind kind) {
       return whole_at_root(kind);
     case Algorithm::kTwoShot:
       return kind == Kind::kAllReduce;
-    case Algorithm::kMesh:
+    case Algorithm::kRsag:
       return kind != Kind::kSendRecv;
     case Algorithm::kDoubleBinaryTree:
       return kind == Kind::kAllReduce || kind == Kind::kBarrier || whole_at_root(kind);
@@ -92,9 +92,9 @@ PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint1
                        Device device = Device::kHost) {
   PlanLimits limits;
   limits.device = device;
-  limits.borrow_slot_bytes = 4 * slot_bytes;
-  limits.escape_slots = slots;
-  limits.escape_slot_bytes = slot_bytes;
+  limits.pool_slot_bytes = 4 * slot_bytes;
+  limits.guaranteed_slots = slots;
+  limits.guaranteed_slot_bytes = slot_bytes;
   limits.lanes = lanes;
   return limits;
 }
@@ -102,15 +102,15 @@ PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint1
 CheckResult check(const PlanRequest& request, const PlanLimits& limits,
                   std::optional<Algorithm> algorithm) {
   CheckOptions options;
-  options.slots = static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   return check_plans(request, make_plans(request, limits, algorithm), options);
 }
 
 std::string label(const PlanRequest& r, const PlanLimits& l, Algorithm a) {
   return std::string(to_string(a)) + " " + to_string(r.kind) + " ranks " + std::to_string(r.ranks) +
          " count " + std::to_string(r.count) + " root " + std::to_string(r.root) + " lanes " +
-         std::to_string(l.lanes) + " slots " + std::to_string(l.escape_slots) +
+         std::to_string(l.lanes) + " slots " + std::to_string(l.guaranteed_slots) +
          (l.device == Device::kCuda ? " cuda" : " host");
 }
 
@@ -129,9 +129,9 @@ std::vector<int> roots_to_try(Kind kind, int ranks) {
 
 // Guaranteed slots that a plan may need: one where ranks send before they receive, or in a chain.
 int slots_allowed(Algorithm algorithm, Kind kind) {
-  if (algorithm == Algorithm::kDirect || has_root(kind)) return 1;
+  if (algorithm == Algorithm::kOneShot || has_root(kind)) return 1;
   if (algorithm == Algorithm::kDoubleBinaryTree) return 1;
-  if (algorithm == Algorithm::kMesh || algorithm == Algorithm::kTwoShot) {
+  if (algorithm == Algorithm::kRsag || algorithm == Algorithm::kTwoShot) {
     return kind == Kind::kAllReduce || kind == Kind::kBarrier ? 2 : 1;
   }
   return 5;
@@ -145,7 +145,7 @@ TEST(PlanChecked, AllKindsRanksCountsRootsLanes) {
       for (int ranks = 1; ranks <= 33; ++ranks) {
         if (!exists(kind, ranks)) continue;
         const auto n = static_cast<std::uint64_t>(ranks);
-        // Slots of 16 floats. Ring chunks are 4 slots, pairwise ones 5, mesh ones a slot, direct
+        // Slots of 16 floats. Ring chunks are 4 slots, pairwise ones 5, rsag ones a slot, one-shot
         // and two-shot ones half a slot.
         const std::uint64_t parts = blocked(kind) || has_root(kind) ? 1 : n;
         for (const std::uint64_t count : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7},
@@ -192,7 +192,7 @@ TEST(PlanChecked, FewestSlotsAndManyLanesAndAllTypes) {
 }
 
 TEST(PlanChecked, DirectAndMeshUpTo64Ranks) {
-  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kMesh, Algorithm::kTwoShot}) {
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kRsag, Algorithm::kTwoShot}) {
     for (const Kind kind : kKinds) {
       if (!serves(algorithm, kind)) continue;
       for (const int ranks : {47, 64}) {
@@ -213,7 +213,7 @@ TEST(PlanChecked, MeshNeedsTwoSlots) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
                             Kind::kBroadcast, Kind::kReduce}) {
       const CheckResult result =
-          check(make_request(kind, ranks, 5003), make_limits(2, 64), Algorithm::kMesh);
+          check(make_request(kind, ranks, 5003), make_limits(2, 64), Algorithm::kRsag);
       ASSERT_TRUE(result.ok) << result.error;
       EXPECT_EQ(result.slots_needed, kind == Kind::kAllReduce ? 2 : 1) << to_string(kind);
     }
@@ -277,10 +277,10 @@ TEST(PlanChecked, OverlappingMesh) {
             limits.overlap = true;
             limits.together = together;
             // A slot that the smallest chunk worth its while fits into more than once.
-            if (count > 10000) limits.escape_slot_bytes = 128 * 1024;
-            const CheckResult result = check(request, limits, Algorithm::kMesh);
+            if (count > 10000) limits.guaranteed_slot_bytes = 128 * 1024;
+            const CheckResult result = check(request, limits, Algorithm::kRsag);
             ASSERT_TRUE(result.ok)
-                << label(request, limits, Algorithm::kMesh) << ": " << result.error;
+                << label(request, limits, Algorithm::kRsag) << ": " << result.error;
             if (count != 5003) continue;
             const bool two_hops = kind == Kind::kAllReduce;
             const std::uint32_t distance = overlap_distance(two_hops ? 2 : 1, slots);
@@ -298,7 +298,7 @@ TEST(PlanChecked, OverlappingMesh) {
   }
 }
 
-// Among few ranks as mesh plans: every lane, a slot a chunk, and two chunks a lane.
+// Among few ranks as rsag plans: every lane, a slot a chunk, and two chunks a lane.
 TEST(PlanChecked, ShortChainsOnCuda) {
   for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
     for (int ranks = 2; ranks <= 4; ++ranks) {
@@ -340,7 +340,7 @@ TEST(PlanChecked, EvenChunksOnCuda) {
     const PlanRequest request = make_request(kind, ranks, bytes / 4, 0);
     PlanLimits limits = make_limits(4, slot, 32, Device::kCuda);
     limits.overlap = true;
-    return plan_mesh(request, limits)->geometry;
+    return plan_rsag(request, limits)->geometry;
   };
   const auto chunk = [&](std::uint64_t bytes, std::uint32_t slot, int ranks = 4) {
     return geometry(bytes, slot, ranks).chunk * sizeof(float);
@@ -371,7 +371,7 @@ TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {
       const PlanRequest request = make_request(kind, ranks, 100003, ranks / 3);
       const PlanLimits limits = make_limits(2, 64, 3, Device::kCuda);
       const Geometry g = plan_chain(request, limits)->geometry;
-      EXPECT_EQ(g.chunk * 4, 8 * limits.borrow_slot_bytes);
+      EXPECT_EQ(g.chunk * 4, 8 * limits.pool_slot_bytes);
       const CheckResult result = check(request, limits, Algorithm::kChain);
       ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kChain) << ": " << result.error;
       EXPECT_EQ(result.slots_needed, 1);
@@ -413,8 +413,8 @@ void expect_trees(const PlanRequest& request, const PlanLimits& limits) {
   const std::vector<Plan> plans = make_plans(request, limits, Algorithm::kDoubleBinaryTree);
   ASSERT_EQ(plans.size(), static_cast<std::size_t>(request.ranks));
   CheckOptions options;
-  options.slots = static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   const CheckResult result = check_plans(request, plans, options);
   ASSERT_TRUE(result.ok) << result.error;
   const bool alone = request.ranks == 1 || request.count == 0;
@@ -572,16 +572,16 @@ TEST(PlanCost, BytesSent) {
       for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
         if (!serves(algorithm, kind)) continue;
         const CheckResult result = run(kind, 1001, algorithm);
-        // Of a reduce by a mesh the root's contribution travels, too: the others own the parts.
-        const bool mesh = algorithm == Algorithm::kMesh;
-        const std::uint64_t senders = mesh && kind == Kind::kReduce && n > 2 ? n : n - 1;
+        // Of a reduce by rsag the root's contribution travels, too: the others own the parts.
+        const bool rsag = algorithm == Algorithm::kRsag;
+        const std::uint64_t senders = rsag && kind == Kind::kReduce && n > 2 ? n : n - 1;
         EXPECT_EQ(result.bytes_sent_total, senders * 1001 * 4);
         // With two children a rank of a tree sends its half twice. (DoubleBinaryTrees has bounds.)
         if (!has_name(algorithm) || algorithm == Algorithm::kDoubleBinaryTree) continue;
-        const bool fan_out = algorithm == Algorithm::kDirect && kind == Kind::kBroadcast;
+        const bool fan_out = algorithm == Algorithm::kOneShot && kind == Kind::kBroadcast;
         const std::uint64_t most = (fan_out ? n - 1 : 1) * 1001 * 4;
         EXPECT_GE(result.bytes_sent_max, most);
-        EXPECT_LE(result.bytes_sent_max, most + (mesh ? 16 * n : 0));  // parts are not all as long
+        EXPECT_LE(result.bytes_sent_max, most + (rsag ? 16 * n : 0));  // parts are not all as long
       }
       // What is moved is moved once.
       for (const Kind kind : {Kind::kGather, Kind::kScatter}) {
@@ -591,14 +591,14 @@ TEST(PlanCost, BytesSent) {
         EXPECT_EQ(result.bytes_sent_max, (kind == Kind::kScatter ? n - 1 : 1) * 1001 * 4);
       }
     }
-    const CheckResult mesh = run(Kind::kAllReduce, count, Algorithm::kMesh);
-    EXPECT_EQ(mesh.bytes_sent_max, ring.bytes_sent_max);
-    EXPECT_EQ(mesh.bytes_sent_total, ring.bytes_sent_total);
+    const CheckResult rsag = run(Kind::kAllReduce, count, Algorithm::kRsag);
+    EXPECT_EQ(rsag.bytes_sent_max, ring.bytes_sent_max);
+    EXPECT_EQ(rsag.bytes_sent_total, ring.bytes_sent_total);
     const CheckResult two_shot = run(Kind::kAllReduce, count, Algorithm::kTwoShot);
     EXPECT_EQ(two_shot.bytes_sent_max, ring.bytes_sent_max);
     EXPECT_EQ(two_shot.bytes_sent_total, ring.bytes_sent_total);
-    const CheckResult direct = run(Kind::kAllReduce, 1001, Algorithm::kDirect);
-    EXPECT_EQ(direct.bytes_sent_max, (n - 1) * 1001 * 4);
+    const CheckResult one_shot = run(Kind::kAllReduce, 1001, Algorithm::kOneShot);
+    EXPECT_EQ(one_shot.bytes_sent_max, (n - 1) * 1001 * 4);
   }
 }
 
@@ -613,14 +613,14 @@ TEST(PlanCost, StepsOfOneSlice) {
   EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kRing), 8u);
   EXPECT_EQ(steps(Kind::kReduce, 16, Algorithm::kChain), 8u);
   EXPECT_EQ(steps(Kind::kBroadcast, 16, Algorithm::kChain), 8u);
-  EXPECT_EQ(steps(Kind::kAllReduce, 8, Algorithm::kDirect), 2u);  // sent, gathered
-  EXPECT_EQ(steps(Kind::kAllReduce, 16 * 8, Algorithm::kMesh), 3u);
+  EXPECT_EQ(steps(Kind::kAllReduce, 8, Algorithm::kOneShot), 2u);  // sent, gathered
+  EXPECT_EQ(steps(Kind::kAllReduce, 16 * 8, Algorithm::kRsag), 3u);
   EXPECT_EQ(steps(Kind::kAllReduce, 8 * 8, Algorithm::kTwoShot), 3u);
-  EXPECT_EQ(steps(Kind::kAllGather, 16, Algorithm::kMesh), 2u);
-  EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kMesh), 2u);
-  EXPECT_EQ(steps(Kind::kReduce, 8, Algorithm::kDirect), 2u);
-  EXPECT_EQ(steps(Kind::kBarrier, 1, Algorithm::kDirect), 2u);
-  EXPECT_EQ(steps(Kind::kAllToAll, 8, Algorithm::kDirect), 3u);  // sent, own part, collected
+  EXPECT_EQ(steps(Kind::kAllGather, 16, Algorithm::kRsag), 2u);
+  EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kRsag), 2u);
+  EXPECT_EQ(steps(Kind::kReduce, 8, Algorithm::kOneShot), 2u);
+  EXPECT_EQ(steps(Kind::kBarrier, 1, Algorithm::kOneShot), 2u);
+  EXPECT_EQ(steps(Kind::kAllToAll, 8, Algorithm::kOneShot), 3u);  // sent, own part, collected
   EXPECT_EQ(steps(Kind::kAllToAll, 16, Algorithm::kPairwise), 1u + 2 * 7);
   // A chain is a pipeline: 8 hops of the first slice, then a slice a step.
   EXPECT_EQ(steps(Kind::kBroadcast, 16 * 400, Algorithm::kChain), 8u + 399);
@@ -674,9 +674,9 @@ TEST(PlanLanes, LatencyLaneAndBulkLanes) {
     const Geometry little = geometry(kind, 100, 8, for_bulk(kind));
     EXPECT_EQ(little.first_lane, 0);
     EXPECT_EQ(little.lanes, 1);
-    const Geometry direct = geometry(kind, 1 << 24, 8, Algorithm::kDirect);
-    EXPECT_EQ(direct.first_lane, 0);
-    EXPECT_EQ(direct.lanes, 1);
+    const Geometry one_shot = geometry(kind, 1 << 24, 8, Algorithm::kOneShot);
+    EXPECT_EQ(one_shot.first_lane, 0);
+    EXPECT_EQ(one_shot.lanes, 1);
   }
 }
 
@@ -692,13 +692,13 @@ TEST(PlanLanes, OnCuda) {
     // A lane for every 7,680 B of a message, from the latency lane on; for up to 15,360 B one. Of
     // short ones of all to all a lane for every 3,840 B.
     const bool short_ones = !has_root(kind);
-    EXPECT_EQ(lanes(geometry(kind, 960, Algorithm::kDirect)), std::pair(0, 1));
-    EXPECT_EQ(lanes(geometry(kind, 961, Algorithm::kDirect)), std::pair(0, short_ones ? 2 : 1));
-    EXPECT_EQ(lanes(geometry(kind, 3840, Algorithm::kDirect)), std::pair(0, short_ones ? 4 : 1));
-    EXPECT_EQ(lanes(geometry(kind, 3841, Algorithm::kDirect)), std::pair(0, short_ones ? 5 : 3));
-    EXPECT_EQ(lanes(geometry(kind, 4097, Algorithm::kDirect)), std::pair(0, 3));
-    EXPECT_EQ(lanes(geometry(kind, 1 << 20, Algorithm::kDirect)), std::pair(0, 8));
-    EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kDirect)), std::pair(0, 1));
+    EXPECT_EQ(lanes(geometry(kind, 960, Algorithm::kOneShot)), std::pair(0, 1));
+    EXPECT_EQ(lanes(geometry(kind, 961, Algorithm::kOneShot)), std::pair(0, short_ones ? 2 : 1));
+    EXPECT_EQ(lanes(geometry(kind, 3840, Algorithm::kOneShot)), std::pair(0, short_ones ? 4 : 1));
+    EXPECT_EQ(lanes(geometry(kind, 3841, Algorithm::kOneShot)), std::pair(0, short_ones ? 5 : 3));
+    EXPECT_EQ(lanes(geometry(kind, 4097, Algorithm::kOneShot)), std::pair(0, 3));
+    EXPECT_EQ(lanes(geometry(kind, 1 << 20, Algorithm::kOneShot)), std::pair(0, 8));
+    EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kOneShot)), std::pair(0, 1));
     EXPECT_EQ(lanes(geometry(kind, 1 << 24, for_bulk(kind))),
               for_bulk(kind) == Algorithm::kPairwise ? std::pair(0, 8) : std::pair(1, 7));
     if (serves(Algorithm::kTwoShot, kind)) {
@@ -708,9 +708,9 @@ TEST(PlanLanes, OnCuda) {
       EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kTwoShot)), std::pair(0, 8));
       EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kTwoShot)), std::pair(0, 1));
     }
-    if (!serves(Algorithm::kMesh, kind)) continue;
-    EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kMesh)), std::pair(0, 8));
-    EXPECT_EQ(lanes(geometry(kind, 100, Algorithm::kMesh)), std::pair(0, 1));
+    if (!serves(Algorithm::kRsag, kind)) continue;
+    EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kRsag)), std::pair(0, 8));
+    EXPECT_EQ(lanes(geometry(kind, 100, Algorithm::kRsag)), std::pair(0, 1));
   }
 }
 
@@ -724,12 +724,12 @@ TEST(PlanLanes, OfLines) {
     limits.lines = true;
     return *make_plan(make_request(Kind::kAllReduce, 4, count), limits, algorithm);
   };
-  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kTwoShot}) {
-    const std::uint64_t least_bytes = algorithm == Algorithm::kDirect ? 32768 : 65536;
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+    const std::uint64_t least_bytes = algorithm == Algorithm::kOneShot ? 32768 : 65536;
     const std::uint64_t least = least_bytes / sizeof(float);
     // Of a two-shot plan a message is a part: of a vector of four.
-    const std::uint64_t messages = algorithm == Algorithm::kDirect ? 1 : 4;
-    const std::uint64_t units = algorithm == Algorithm::kDirect ? 2 : 1;
+    const std::uint64_t messages = algorithm == Algorithm::kOneShot ? 1 : 4;
+    const std::uint64_t units = algorithm == Algorithm::kOneShot ? 2 : 1;
     const auto count = [&](std::uint64_t of_message) { return messages * of_message; };
     EXPECT_EQ(plan(count(least), algorithm, 65536, Device::kHost).protocol, Protocol::kPacket);
     const Plan packets = plan(count(least - 4), algorithm, 65536, Device::kCuda);
@@ -746,7 +746,7 @@ TEST(PlanLanes, OfLines) {
     PlanLimits limits = make_limits(4, 65536, 23, Device::kCuda);
     limits.lines = true;
     const PlanRequest request = make_request(Kind::kBroadcast, 4, bytes / sizeof(float));
-    EXPECT_EQ(make_plan(request, limits, Algorithm::kDirect)->protocol,
+    EXPECT_EQ(make_plan(request, limits, Algorithm::kOneShot)->protocol,
               bytes == 65536 ? Protocol::kLine : Protocol::kPacket);
   }
   EXPECT_EQ(payload_bytes(Protocol::kLine, 128), 112u);
@@ -759,7 +759,7 @@ TEST(PlanLanes, OfLines) {
 TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   bool lines = false;
   const auto lanes = [&](std::uint64_t bytes, int of, std::uint32_t slot_bytes, int ranks = 2,
-                         Algorithm algorithm = Algorithm::kDirect) {
+                         Algorithm algorithm = Algorithm::kOneShot) {
     PlanLimits limits = make_limits(4, slot_bytes, static_cast<std::uint16_t>(of), Device::kCuda);
     limits.lines = lines;
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, bytes / sizeof(float));
@@ -834,9 +834,9 @@ TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
       const Geometry large = make_plan(request, limits, for_bulk(kind))->geometry;
       EXPECT_EQ(large.chunk * dtype_bytes(dtype), (all_but_one ? 4u : 5u) * 8192);
       EXPECT_EQ(large.chunk % large.align(), 0u);
-      const Geometry direct = plan_direct(request, limits)->geometry;
-      EXPECT_EQ(direct.chunk * dtype_bytes(dtype), 4096u);
-      EXPECT_EQ(direct.chunk % direct.align(), 0u);
+      const Geometry one_shot = plan_one_shot(request, limits)->geometry;
+      EXPECT_EQ(one_shot.chunk * dtype_bytes(dtype), 4096u);
+      EXPECT_EQ(one_shot.chunk % one_shot.align(), 0u);
     }
   }
   // 4 GiB of slots: the chunk is still a 32-bit number.
@@ -855,19 +855,19 @@ TEST(PlanSelector, TableAndErrors) {
     std::uint64_t kib;  // at which `to` is chosen, and above which `beyond` is
     Algorithm to, beyond;
   };
-  constexpr Algorithm kTree = Algorithm::kDoubleBinaryTree, kOneHop = Algorithm::kDirect;
+  constexpr Algorithm kTree = Algorithm::kDoubleBinaryTree, kOneHop = Algorithm::kOneShot;
   for (const HostCase& c : {
            HostCase{Kind::kAllReduce, 2, 1, 8, kOneHop, Algorithm::kRing},
-           HostCase{Kind::kAllReduce, 4, 1, 4, kOneHop, Algorithm::kMesh},
-           HostCase{Kind::kAllReduce, 4, 2, 32, Algorithm::kMesh, Algorithm::kRing},
-           HostCase{Kind::kAllReduce, 8, 1, 64, Algorithm::kMesh, Algorithm::kRing},
+           HostCase{Kind::kAllReduce, 4, 1, 4, kOneHop, Algorithm::kRsag},
+           HostCase{Kind::kAllReduce, 4, 2, 32, Algorithm::kRsag, Algorithm::kRing},
+           HostCase{Kind::kAllReduce, 8, 1, 64, Algorithm::kRsag, Algorithm::kRing},
            HostCase{Kind::kAllReduce, 8, 2, 48, kTree, Algorithm::kRing},
-           HostCase{Kind::kAllReduce, 16, 1, 24, kTree, Algorithm::kMesh},
+           HostCase{Kind::kAllReduce, 16, 1, 24, kTree, Algorithm::kRsag},
            HostCase{Kind::kAllReduce, 64, 32, 384, kTree, Algorithm::kRing},
            HostCase{Kind::kAllGather, 2, 1, 4, kOneHop, Algorithm::kRing},
-           HostCase{Kind::kReduceScatter, 16, 3, 8, Algorithm::kMesh, Algorithm::kRing},
-           HostCase{Kind::kAllToAll, 8, 1, 16, Algorithm::kMesh, Algorithm::kPairwise},
-           HostCase{Kind::kAllToAll, 32, 1, 32, Algorithm::kMesh, Algorithm::kPairwise},
+           HostCase{Kind::kReduceScatter, 16, 3, 8, Algorithm::kRsag, Algorithm::kRing},
+           HostCase{Kind::kAllToAll, 8, 1, 16, Algorithm::kRsag, Algorithm::kPairwise},
+           HostCase{Kind::kAllToAll, 32, 1, 32, Algorithm::kRsag, Algorithm::kPairwise},
            HostCase{Kind::kBroadcast, 4, 1, 8, kOneHop, Algorithm::kChain},
            HostCase{Kind::kBroadcast, 8, 1, 4, kOneHop, kTree},
            HostCase{Kind::kBroadcast, 64, 4, 256, kTree, Algorithm::kChain},
@@ -922,33 +922,33 @@ TEST(PlanSelector, TableAndErrors) {
     return select_algorithm(make_request(kind, ranks, floats),
                             make_limits(4, 64 * 1024, 32, Device::kCuda));
   };
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kOneShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kRsag);
   // One loop of packets, in larger slots up to 2 MiB.
   const auto of_packets = [](std::uint64_t floats, std::uint32_t slot_bytes, std::uint16_t lanes) {
     return select_algorithm(make_request(Kind::kAllReduce, 2, floats),
                             make_limits(4, slot_bytes, lanes, Device::kCuda));
   };
-  EXPECT_EQ(of_packets(512 * 1024, 128 * 1024, 32), Algorithm::kDirect);
-  EXPECT_EQ(of_packets(512 * 1024 + 1, 128 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(of_packets(512 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(of_packets(64 * 1024, 64 * 1024, 8), Algorithm::kDirect);
-  EXPECT_EQ(of_packets(64 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
+  EXPECT_EQ(of_packets(512 * 1024, 128 * 1024, 32), Algorithm::kOneShot);
+  EXPECT_EQ(of_packets(512 * 1024 + 1, 128 * 1024, 32), Algorithm::kRsag);
+  EXPECT_EQ(of_packets(512 * 1024 + 1, 256 * 1024, 32), Algorithm::kRsag);
+  EXPECT_EQ(of_packets(64 * 1024, 64 * 1024, 8), Algorithm::kOneShot);
+  EXPECT_EQ(of_packets(64 * 1024 + 1, 64 * 1024, 8), Algorithm::kRsag);
   // Of lines: in larger slots up to 4 MiB, where parts are not alike (see below).
   const auto with_slots = [](std::uint64_t floats, std::uint32_t slot_bytes, std::uint16_t lanes) {
     PlanLimits limits = make_limits(4, slot_bytes, lanes, Device::kCuda);
     limits.lines = true;
     return select_algorithm(make_request(Kind::kAllReduce, 2, floats), limits);
   };
-  EXPECT_EQ(with_slots(448 * 1024, 64 * 1024, 32), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(448 * 1024 + 1, 64 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(896 * 1024 - 1, 128 * 1024, 32), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(896 * 1024 + 1, 128 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(1024 * 1024 - 1, 147 * 1024, 32), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(1024 * 1024 + 1, 147 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(1024 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(112 * 1024, 64 * 1024, 8), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(112 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
+  EXPECT_EQ(with_slots(448 * 1024, 64 * 1024, 32), Algorithm::kOneShot);
+  EXPECT_EQ(with_slots(448 * 1024 + 1, 64 * 1024, 32), Algorithm::kRsag);
+  EXPECT_EQ(with_slots(896 * 1024 - 1, 128 * 1024, 32), Algorithm::kOneShot);
+  EXPECT_EQ(with_slots(896 * 1024 + 1, 128 * 1024, 32), Algorithm::kRsag);
+  EXPECT_EQ(with_slots(1024 * 1024 - 1, 147 * 1024, 32), Algorithm::kOneShot);
+  EXPECT_EQ(with_slots(1024 * 1024 + 1, 147 * 1024, 32), Algorithm::kRsag);
+  EXPECT_EQ(with_slots(1024 * 1024 + 1, 256 * 1024, 32), Algorithm::kRsag);
+  EXPECT_EQ(with_slots(112 * 1024, 64 * 1024, 8), Algorithm::kOneShot);
+  EXPECT_EQ(with_slots(112 * 1024 + 1, 64 * 1024, 8), Algorithm::kRsag);
   // Larger slots may be for slices alone.
   for (const bool all : {true, false}) {
     PlanLimits limits = make_limits(4, 256 * 1024, 8, Device::kCuda);
@@ -957,13 +957,13 @@ TEST(PlanSelector, TableAndErrors) {
     const auto chosen = [&](std::uint64_t floats) {
       return select_algorithm(make_request(Kind::kAllReduce, 2, floats), limits);
     };
-    EXPECT_EQ(chosen(112 * 1024), Algorithm::kDirect) << all;
-    EXPECT_EQ(chosen(112 * 1024 + 1), all ? Algorithm::kDirect : Algorithm::kMesh) << all;
-    EXPECT_EQ(chosen(448 * 1024 + 1), Algorithm::kMesh) << all;
+    EXPECT_EQ(chosen(112 * 1024), Algorithm::kOneShot) << all;
+    EXPECT_EQ(chosen(112 * 1024 + 1), all ? Algorithm::kOneShot : Algorithm::kRsag) << all;
+    EXPECT_EQ(chosen(448 * 1024 + 1), Algorithm::kRsag) << all;
   }
   // Shorter messages are no lines, and half of a slot is theirs.
-  EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kRsag);
+  EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kOneShot);
   // Of lines so many bytes that a rank sends: of four ranks one loop of the slots that these have.
   const auto of_kind = [](Kind kind, int ranks, std::uint64_t bytes) {
     PlanLimits limits = make_limits(4, 74944, 32, Device::kCuda);
@@ -972,16 +972,16 @@ TEST(PlanSelector, TableAndErrors) {
   };
   for (const Kind kind :
        {Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kAllToAll}) {
-    EXPECT_EQ(of_kind(kind, 4, 2048 * 1024), Algorithm::kDirect) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 4, 2048 * 1024), Algorithm::kOneShot) << to_string(kind);
     // (With a root down a chain, among few ranks.)
     const bool chain = kind == Kind::kBroadcast || kind == Kind::kReduce;
-    const Algorithm bulk = chain ? Algorithm::kChain : Algorithm::kMesh;
+    const Algorithm bulk = chain ? Algorithm::kChain : Algorithm::kRsag;
     EXPECT_EQ(of_kind(kind, 4, 2048 * 1024 + 1024), bulk) << to_string(kind);
     EXPECT_EQ(of_kind(kind, 3, 16 << 20), bulk) << to_string(kind);
-    EXPECT_EQ(of_kind(kind, 2, 16 << 20), Algorithm::kMesh) << to_string(kind);
-    EXPECT_EQ(of_kind(kind, 5, 16 << 20), Algorithm::kMesh) << to_string(kind);
-    EXPECT_EQ(of_kind(kind, 7, 1024 * 1024), Algorithm::kDirect) << to_string(kind);
-    EXPECT_EQ(of_kind(kind, 7, 1024 * 1024 + 16), Algorithm::kMesh) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 2, 16 << 20), Algorithm::kRsag) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 5, 16 << 20), Algorithm::kRsag) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 7, 1024 * 1024), Algorithm::kOneShot) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 7, 1024 * 1024 + 16), Algorithm::kRsag) << to_string(kind);
   }
   EXPECT_EQ(of_kind(Kind::kAllReduce, 4, 8192 * 1024), Algorithm::kTwoShot);
   // Of what kernels have no fast code for, as much as of packets.
@@ -992,24 +992,24 @@ TEST(PlanSelector, TableAndErrors) {
       return select_algorithm(make_request(Kind::kReduce, 4, bytes / dtype_bytes(dtype), 0, dtype),
                               limits);
     };
-    EXPECT_EQ(reduced(1365 * 1024), Algorithm::kDirect);
+    EXPECT_EQ(reduced(1365 * 1024), Algorithm::kOneShot);
     EXPECT_EQ(reduced(1366 * 1024), Algorithm::kChain);
   }
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
   // or more.
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 - 1), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 - 1), Algorithm::kOneShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87381), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024 + 1), Algorithm::kRsag);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024), Algorithm::kOneShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87381), Algorithm::kOneShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87382), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24966), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024 + 1), Algorithm::kRsag);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24966), Algorithm::kOneShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24967), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024 + 1), Algorithm::kRsag);
   // Of lines, where parts are alike and of a common format, from fewer bytes on, and to 8 MiB.
   const auto of_lines = [](int ranks, std::uint64_t count, DType dtype = DType::kFloat32) {
     PlanLimits limits = make_limits(4, 147 * 1024, 32, Device::kCuda);
@@ -1018,20 +1018,20 @@ TEST(PlanSelector, TableAndErrors) {
   };
   for (const DType dtype : {DType::kFloat32, DType::kBfloat16, DType::kFloat16}) {
     const std::uint64_t a_kib = 1024 / dtype_bytes(dtype), piece = 16 / dtype_bytes(dtype);
-    EXPECT_EQ(of_lines(3, 576 * a_kib - 3 * piece, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(3, 576 * a_kib - 3 * piece, dtype), Algorithm::kOneShot);
     EXPECT_EQ(of_lines(3, 576 * a_kib, dtype), Algorithm::kTwoShot);
-    EXPECT_EQ(of_lines(3, 576 * a_kib + 2 * piece, dtype), Algorithm::kDirect);
-    EXPECT_EQ(of_lines(4, 256 * a_kib - 4 * piece, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(3, 576 * a_kib + 2 * piece, dtype), Algorithm::kOneShot);
+    EXPECT_EQ(of_lines(4, 256 * a_kib - 4 * piece, dtype), Algorithm::kOneShot);
     EXPECT_EQ(of_lines(4, 256 * a_kib, dtype), Algorithm::kTwoShot);
-    EXPECT_EQ(of_lines(4, 256 * a_kib + 1, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(4, 256 * a_kib + 1, dtype), Algorithm::kOneShot);
     for (const int ranks : {2, 4, 8}) {
       const auto pieces = static_cast<std::uint64_t>(ranks) * piece;
       EXPECT_EQ(of_lines(ranks, 2048 * a_kib + pieces, dtype), Algorithm::kTwoShot) << ranks;
       EXPECT_NE(of_lines(ranks, 2048 * a_kib + 1, dtype), Algorithm::kTwoShot) << ranks;
       EXPECT_EQ(of_lines(ranks, 8192 * a_kib, dtype), Algorithm::kTwoShot) << ranks;
-      EXPECT_EQ(of_lines(ranks, 8192 * a_kib + pieces, dtype), Algorithm::kMesh) << ranks;
+      EXPECT_EQ(of_lines(ranks, 8192 * a_kib + pieces, dtype), Algorithm::kRsag) << ranks;
     }
-    EXPECT_EQ(of_lines(2, 2048 * a_kib, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(2, 2048 * a_kib, dtype), Algorithm::kOneShot);
   }
   for (const Op op : {Op::kSum, Op::kAvg, Op::kMax, Op::kProd}) {
     PlanLimits limits = make_limits(4, 147 * 1024, 32, Device::kCuda);
@@ -1039,11 +1039,11 @@ TEST(PlanSelector, TableAndErrors) {
     PlanRequest request = make_request(Kind::kAllReduce, 4, 1024 * 1024);
     request.op = op;
     EXPECT_EQ(select_algorithm(request, limits),
-              op == Op::kSum || op == Op::kAvg ? Algorithm::kTwoShot : Algorithm::kMesh);
+              op == Op::kSum || op == Op::kAvg ? Algorithm::kTwoShot : Algorithm::kRsag);
   }
-  EXPECT_EQ(of_lines(4, 64 * 1024 + 16, DType::kInt32), Algorithm::kDirect);
-  EXPECT_EQ(of_lines(2, 1024 * 1024, DType::kInt32), Algorithm::kDirect);
-  EXPECT_EQ(of_lines(2, 2048 * 1024, DType::kInt32), Algorithm::kMesh);
+  EXPECT_EQ(of_lines(4, 64 * 1024 + 16, DType::kInt32), Algorithm::kOneShot);
+  EXPECT_EQ(of_lines(2, 1024 * 1024, DType::kInt32), Algorithm::kOneShot);
+  EXPECT_EQ(of_lines(2, 2048 * 1024, DType::kInt32), Algorithm::kRsag);
   for (const int ranks : {3, 4, 5, 8}) {
     // With few lanes, or small slots, no more than one loop.
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, 200 * 1024);
@@ -1058,21 +1058,21 @@ TEST(PlanSelector, TableAndErrors) {
     EXPECT_NE(select_algorithm(request, make_limits(1, 64 * 1024, 32, Device::kCuda)),
               Algorithm::kTwoShot);
   }
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 9, 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 9, 1), Algorithm::kRsag);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 65, 1), Algorithm::kDoubleBinaryTree);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 72, 16 << 20), Algorithm::kRing);
-  EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kReduceScatter, 2, 256 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kBroadcast, 8, 4 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kReduce, 8, 150 * 1024), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kBroadcast, 2, 256 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kOneShot);
+  EXPECT_EQ(on_cuda(Kind::kReduceScatter, 2, 256 * 1024 + 1), Algorithm::kRsag);
+  EXPECT_EQ(on_cuda(Kind::kBroadcast, 8, 4 * 1024), Algorithm::kOneShot);
+  EXPECT_EQ(on_cuda(Kind::kReduce, 8, 150 * 1024), Algorithm::kRsag);
+  EXPECT_EQ(on_cuda(Kind::kBroadcast, 2, 256 * 1024 + 1), Algorithm::kRsag);
   EXPECT_EQ(on_cuda(Kind::kReduce, 65, 1), Algorithm::kDoubleBinaryTree);
-  EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 8 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 149 * 1024), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 8 * 1024), Algorithm::kOneShot);
+  EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 149 * 1024), Algorithm::kRsag);
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);
-  EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 4 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 4 * 1024), Algorithm::kOneShot);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 256 * 1024 + 1), Algorithm::kPairwise);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 7, 1), {}), Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 7, 1), {}), Algorithm::kOneShot);
   EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), {}),
             Algorithm::kDoubleBinaryTree);
   // What is asked for serves where it can, whatever the kind.
@@ -1095,8 +1095,8 @@ TEST(PlanSelector, TableAndErrors) {
                                      make_limits(1, 64, 1, device), Algorithm::kChain);
     EXPECT_TRUE(result.ok) << result.error;
   }
-  // A mesh where there is none.
-  EXPECT_EQ(make_plan(make_request(Kind::kSendRecv, 2, 100), {}, Algorithm::kMesh)->algorithm,
+  // A rsag where there is none.
+  EXPECT_EQ(make_plan(make_request(Kind::kSendRecv, 2, 100), {}, Algorithm::kRsag)->algorithm,
             Algorithm::kPairwise);
   const auto error = [](PlanRequest request, PlanLimits limits, std::optional<Algorithm> a) {
     std::string text;
@@ -1106,16 +1106,16 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_NE(error(make_request(Kind::kSendRecv, 3, 1), {}, {}).find("between 2 ranks, not 3"),
             std::string::npos);
   EXPECT_NE(
-      error(make_request(Kind::kAllToAll, 65, 1), {}, Algorithm::kDirect).find("use pairwise"),
+      error(make_request(Kind::kAllToAll, 65, 1), {}, Algorithm::kOneShot).find("use pairwise"),
       std::string::npos);
   const PlanRequest fine = make_request(Kind::kReduce, 65, 1);
-  EXPECT_NE(error(fine, {}, Algorithm::kDirect).find("64 ranks, this group has 65"),
+  EXPECT_NE(error(fine, {}, Algorithm::kOneShot).find("64 ranks, this group has 65"),
             std::string::npos);
   const PlanRequest many = make_request(Kind::kAllGather, 65, 1);
-  EXPECT_NE(error(many, {}, Algorithm::kMesh).find("64 ranks, this group has 65"),
+  EXPECT_NE(error(many, {}, Algorithm::kRsag).find("64 ranks, this group has 65"),
             std::string::npos);
-  EXPECT_NE(error(make_request(Kind::kAllGather, 4, 1), make_limits(1, 64), Algorithm::kMesh)
-                .find("mesh plans need at least 2"),
+  EXPECT_NE(error(make_request(Kind::kAllGather, 4, 1), make_limits(1, 64), Algorithm::kRsag)
+                .find("rsag plans need at least 2"),
             std::string::npos);
   EXPECT_NE(error(make_request(Kind::kAllReduce, 65, 1), {}, Algorithm::kTwoShot)
                 .find("64 ranks, this group has 65: use ring"),
@@ -1133,8 +1133,8 @@ TEST(PlanSelector, TableAndErrors) {
     }
   }
   std::string refusal;
-  EXPECT_FALSE(plan_mesh(fine, {}, &refusal).has_value());
-  EXPECT_FALSE(plan_mesh(make_request(Kind::kSendRecv, 2, 1), {}, &refusal).has_value());
+  EXPECT_FALSE(plan_rsag(fine, {}, &refusal).has_value());
+  EXPECT_FALSE(plan_rsag(make_request(Kind::kSendRecv, 2, 1), {}, &refusal).has_value());
   EXPECT_NE(refusal.find("do not serve send_recv"), std::string::npos);
   EXPECT_NE(
       error(make_request(Kind::kReduce, 65'001, 1), {}, {}).find("1 to 65000 ranks, not 65001"),
@@ -1196,8 +1196,8 @@ using unjam_test::two_level_all_reduce;
 CheckResult check_written(const PlanRequest& request, const std::vector<Plan>& plans,
                           const PlanLimits& limits) {
   CheckOptions options;
-  options.slots = static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   return check_plans(request, plans, options);
 }
 
@@ -1534,8 +1534,8 @@ TEST(Steps, AreThoseOfAllLoops) {
               limits.device = device;
               limits.lanes = 1;
               limits.overlap = true;
-              limits.escape_slots = static_cast<std::uint32_t>(slots);
-              limits.escape_slot_bytes = 64;
+              limits.guaranteed_slots = static_cast<std::uint32_t>(slots);
+              limits.guaranteed_slot_bytes = 64;
               // Bytes: of a slot's chunks that many, and something more.
               const std::uint64_t slices = 64 * loops + 8;
               const std::uint64_t parts = blocked(kind) || !has_root(kind) ? 1 : ranks;
@@ -1619,8 +1619,8 @@ TEST(PlanText, DescribesAndSerialises) {
   EXPECT_NE(stuck.find("\"ok\": false"), std::string::npos);
   EXPECT_NE(stuck.find("cycle of 4 ranks"), std::string::npos) << stuck;
 
-  const std::string refused =
-      plan_check_json(make_request(Kind::kAllReduce, 65, 1), {}, Algorithm::kDirect, 0, false, &ok);
+  const std::string refused = plan_check_json(make_request(Kind::kAllReduce, 65, 1), {},
+                                              Algorithm::kOneShot, 0, false, &ok);
   EXPECT_FALSE(ok);
   EXPECT_NE(refused.find("use ring"), std::string::npos) << refused;
   EXPECT_NE(plan_check_json(make_request(static_cast<Kind>(99), 0, 1), {}, {}, 0, true, &ok)

@@ -8,7 +8,7 @@
 //
 //     UNJAM_TEST_GOLDEN=update build/release/tests/plan_golden_test
 //
-// UNJAM_TEST_GOLDEN='broadcast mesh host 3 ranks 80K' prints a case in full: in a tree of before
+// UNJAM_TEST_GOLDEN='broadcast rsag host 3 ranks 80K' prints a case in full: in a tree of before
 // and one of after, to compare.
 //
 // Buffers' alignment and whether a call is in place are no cases: plans may not look at them. The
@@ -51,7 +51,7 @@ Sequences sequences_of(const Case& c) {
   SCOPED_TRACE(c.name);
   const std::vector<Plan> plans = unjam_test::make_plans(c.request, c.limits, c.algorithm);
   if (plans.empty()) return {};
-  return {unjam_test::slices_of(plans, c.limits.escape_slot_bytes), plans[0].protocol};
+  return {unjam_test::slices_of(plans, c.limits.guaranteed_slot_bytes), plans[0].protocol};
 }
 
 // "1344 slices 1048576 bytes 0123456789abcdef": of what is sent, and of all.
@@ -71,9 +71,9 @@ std::string text_of(const Sequences& s) { return unjam_test::text_of(s.slices, s
 
 // Written out, too, so that a reader sees what is summed up in the other lines.
 const std::set<std::string> kWrittenOut = {
-    "all_reduce ring host 3 ranks 37",     "all_reduce mesh host-lanes 2 ranks 80K",
+    "all_reduce ring host 3 ranks 37",     "all_reduce rsag host-lanes 2 ranks 80K",
     "all_reduce two_shot cuda 3 ranks 37", "reduce chain cuda 3 ranks 37",
-    "broadcast mesh host-few 3 ranks 37",  "all_to_all direct host 2 ranks 37",
+    "broadcast rsag host-few 3 ranks 37",  "all_to_all one_shot host 2 ranks 37",
     "send_recv pairwise host 2 ranks 80K",
 };
 

@@ -104,8 +104,8 @@ PlanRequest make_request(Kind kind, const HostTable& hosts, std::uint64_t count,
 
 PlanLimits make_limits(std::uint32_t slots, std::uint16_t lanes = 1) {
   PlanLimits limits;
-  limits.escape_slots = slots;
-  limits.escape_slot_bytes = 64;  // 16 floats
+  limits.guaranteed_slots = slots;
+  limits.guaranteed_slot_bytes = 64;  // 16 floats
   limits.lanes = lanes;
   return limits;
 }
@@ -113,8 +113,8 @@ PlanLimits make_limits(std::uint32_t slots, std::uint16_t lanes = 1) {
 CheckResult check(const PlanRequest& request, const PlanLimits& limits, Algorithm algorithm,
                   bool find_slots = true) {
   CheckOptions options;
-  options.slots = static_cast<int>(limits.escape_slots);
-  options.slot_bytes = limits.escape_slot_bytes;
+  options.slots = static_cast<int>(limits.guaranteed_slots);
+  options.slot_bytes = limits.guaranteed_slot_bytes;
   options.find_slots_needed = find_slots;
   return check_plans(request, make_plans(request, limits, algorithm), options);
 }
@@ -123,7 +123,7 @@ std::string label(const PlanRequest& r, const PlanLimits& l, Algorithm a) {
   return std::string(to_string(a)) + " " + to_string(r.kind) + " hosts " +
          std::to_string(r.hosts->hosts()) + " ranks " + std::to_string(r.ranks) + " count " +
          std::to_string(r.count) + " lanes " + std::to_string(l.lanes) + " slots " +
-         std::to_string(l.escape_slots);
+         std::to_string(l.guaranteed_slots);
 }
 
 bool two_ways(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kBarrier; }
@@ -191,8 +191,8 @@ TEST(PlanLevels, OnCuda) {
           const PlanRequest request = make_request(kind, table, count);
           PlanLimits limits;
           limits.device = Device::kCuda;
-          limits.escape_slots = 4;
-          limits.escape_slot_bytes = 74'944;
+          limits.guaranteed_slots = 4;
+          limits.guaranteed_slot_bytes = 74'944;
           limits.lanes = 32;
           limits.overlap = limits.lines = true;
           const CheckResult result = check(request, limits, algorithm);
@@ -404,7 +404,7 @@ struct Planted {
   std::string error(int slots = 4) const {
     CheckOptions options;
     options.slots = slots;
-    options.slot_bytes = limits.escape_slot_bytes;
+    options.slot_bytes = limits.guaranteed_slot_bytes;
     const CheckResult result = check_plans(request, plans, options);
     EXPECT_EQ(result.ok, result.error.empty());
     return result.error;

@@ -112,8 +112,8 @@ Planted make(Kind kind, Algorithm algorithm, std::uint64_t count = 1000, std::ui
   p.request.ranks = kRanks;
   p.request.root = 2;
   PlanLimits limits;
-  limits.escape_slots = kSlots;
-  limits.escape_slot_bytes = kSlotBytes;
+  limits.guaranteed_slots = kSlots;
+  limits.guaranteed_slot_bytes = kSlotBytes;
   limits.lanes = lanes;
   for (p.request.rank = 0; p.request.rank < kRanks; ++p.request.rank) {
     p.plans.push_back(*make_plan(p.request, limits, algorithm));
@@ -174,7 +174,7 @@ TEST(PlanMistakes, SwappedPartsWithOtherLengths) {
 TEST(PlanMistakes, BlocksSwappedOnAllRanksAlike) {
   // Sends and receives match, but blocks 0 and 1 change places. What rank 0 has as its own block is
   // then not at its place in the input.
-  Planted p = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kAllGather, Algorithm::kOneShot, 8);
   for (Plan& plan : p.plans) {
     for (Primitive& q : plan.primitives) {
       if (q.part < 2) q.part ^= 1;
@@ -187,7 +187,7 @@ TEST(PlanMistakes, WrongSendPeer) {
   Planted p = make(Kind::kAllReduce, Algorithm::kRing);
   p.set_to(1, 3, one(4));  // instead of 2
   expect_error(p, {"rank 2", "of part 2", "rank 1 primitive 4 has sent", "of part 1"});
-  Planted q = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  Planted q = make(Kind::kAllGather, Algorithm::kOneShot, 8);
   q.set_to(1, 0, one(2));  // only
   expect_error(q, {"rank 0 primitive 1", "waits for rank 1 to send", "finished its program"});
 }
@@ -202,7 +202,7 @@ TEST(PlanMistakes, MissingFinish) {
   Planted p = make(Kind::kAllReduce, Algorithm::kRing);
   p.program(2)[4].flags &= static_cast<std::uint16_t>(~kFinish);
   expect_error(p, {"output part 2 loop 0", "not finished", "kFinish"});
-  Planted q = make(Kind::kReduce, Algorithm::kDirect, 8);
+  Planted q = make(Kind::kReduce, Algorithm::kOneShot, 8);
   q.program(2)[0].flags &= static_cast<std::uint16_t>(~kFinish);
   expect_error(q, {"rank 2's output", "not finished"});
 }
@@ -224,7 +224,7 @@ TEST(PlanMistakes, EarlyFinish) {
 }
 
 TEST(PlanMistakes, FinishOfARawValue) {
-  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kAllReduce, Algorithm::kOneShot, 8);
   p.program(0)[0].flags |= kFinish;
   expect_error(p, {"rank 0 primitive 0", "kFinish on the raw input of rank 0"});
 }
@@ -237,14 +237,14 @@ TEST(PlanMistakes, MissingContribute) {
   Planted q = make(Kind::kReduce, Algorithm::kChain);
   q.program(2)[0].flags &= static_cast<std::uint16_t>(~kContribute);
   expect_error(q, {"rank 2 primitive 0", "raw input of rank 2 (the local slice)"});
-  Planted r = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  Planted r = make(Kind::kAllReduce, Algorithm::kOneShot, 8);
   r.program(3)[1].flags &= static_cast<std::uint16_t>(~kContribute);
   expect_error(r, {"rank 3 primitive 1 (gather_reduce_copy", "without kContribute"});
 }
 
 TEST(PlanMistakes, DoubleContribute) {
   // A gather contributes what it receives; the sender must not.
-  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kAllReduce, Algorithm::kOneShot, 8);
   p.program(1)[0].flags |= kContribute;
   expect_error(p, {"contributions of ranks 1 from rank 1", "contributed twice"});
 }
@@ -285,40 +285,40 @@ TEST(PlanMistakes, ChunkTooLargeForTheSlots) {
   for (Plan& plan : chain.plans) plan.geometry.chunk = 512;
   EXPECT_TRUE(chain.check().ok) << chain.check().error;
   // A packet is one slice.
-  Planted packets = make(Kind::kAllReduce, Algorithm::kDirect);
+  Planted packets = make(Kind::kAllReduce, Algorithm::kOneShot);
   for (Plan& plan : packets.plans) plan.geometry.chunk *= 2;
   expect_error(packets, {"packet chunk", "at most 8 elements"});
 }
 
 TEST(PlanMistakes, ReceivesInACycle) {
   // Everybody receives before it sends.
-  Planted p = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kAllGather, Algorithm::kOneShot, 8);
   for (std::size_t r = 0; r < kRanks; ++r) {
     std::vector<Primitive>& program = p.program(r);
     std::swap(program[0], program[1]);
   }
   expect_error(p, {"to send", "a cycle of 2 ranks", "0 -> 1 -> 0"});
-  Planted q = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted q = make(Kind::kAllReduce, Algorithm::kRsag);
   for (std::size_t r = 0; r < kRanks; ++r) std::swap(q.program(r)[0], q.program(r)[1]);
   expect_error(q, {"to send", "a cycle of 2 ranks"});
 }
 
 TEST(PlanMistakes, APrimitiveTooMany) {
-  Planted p = make(Kind::kBroadcast, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kBroadcast, Algorithm::kOneShot, 8);
   p.program(2).push_back(p.primitive(2, kLocal, 0, nobody(), one(4)));  // to rank 4 twice
   expect_error(p, {"rank 2 primitive 1", "1 slices sent to rank 4 are left over"});
 }
 
 TEST(PlanMistakes, APrimitiveTooFew) {
   // The reader's end is missing.
-  Planted p = make(Kind::kReduce, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kReduce, Algorithm::kOneShot, 8);
   p.program(2)[0] = p.primitive(2, kLocal | kCopy | kContribute, 0);
   expect_error(p, {"lacks ranks 0-1,3-4"});
   Planted q = make(Kind::kAllReduce, Algorithm::kRing);
   q.program(3).pop_back();
   expect_error(q, {"rank 3's output part 4 loop 0", "never written"});
   // The writer's end is missing.
-  Planted r = make(Kind::kBroadcast, Algorithm::kDirect, 8);
+  Planted r = make(Kind::kBroadcast, Algorithm::kOneShot, 8);
   r.program(2)[0] = r.primitive(2, kLocal | kCopy, 0);
   expect_error(r, {"rank 0 primitive 0", "waits for rank 2 to send", "finished its program"});
   // A reduction that nobody's output depends on.
@@ -349,7 +349,7 @@ TEST(PlanMistakes, InPlaceOverwrittenBeforeSend) {
 }
 
 TEST(PlanMistakes, InPlaceGatherBeforeSend) {
-  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kAllReduce, Algorithm::kOneShot, 8);
   // Right out of place: rank 0 gathers before it sends to rank 4, for which nobody waits in turn.
   std::vector<Primitive>& program = p.program(0);
   const Primitive gather = program[1];
@@ -369,9 +369,9 @@ TEST(PlanMistakes, OverwritesWhatASliceUnderWayMayRead) {
   p.request.count = 40;
   p.request.ranks = 2;
   PlanLimits limits;
-  limits.escape_slot_bytes = kSlotBytes;
+  limits.guaranteed_slot_bytes = kSlotBytes;
   for (p.request.rank = 0; p.request.rank < 2; ++p.request.rank) {
-    p.plans.push_back(*make_plan(p.request, limits, Algorithm::kMesh));
+    p.plans.push_back(*make_plan(p.request, limits, Algorithm::kRsag));
     Plan& plan = p.plans.back();
     const PeerRanks peer = one(1 - p.request.rank);
     plan.geometry.parts = 1;
@@ -388,13 +388,13 @@ TEST(PlanMistakes, OverwritesWhatASliceUnderWayMayRead) {
 TEST(PlanMistakes, AMeshWithOneSlot) {
   // Each result wants the slot in which the contribution lies that its peer consumes in the same
   // step.
-  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
   p.slots = 1;
   expect_error(
       p, {"with 1 slots", "gather_reduce_copy_send_all", "to make room", "a cycle of 2 ranks"});
   for (const Kind kind :
        {Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce}) {
-    Planted q = make(kind, Algorithm::kMesh);
+    Planted q = make(kind, Algorithm::kRsag);
     q.slots = 1;
     EXPECT_TRUE(q.check().ok) << q.check().error;
   }
@@ -403,69 +403,69 @@ TEST(PlanMistakes, AMeshWithOneSlot) {
 TEST(PlanMistakes, AChunkOfSeveralSlicesForSeveralPeers) {
   for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
                           Kind::kBroadcast, Kind::kReduce}) {
-    Planted p = make(kind, Algorithm::kMesh);
+    Planted p = make(kind, Algorithm::kRsag);
     for (Plan& plan : p.plans) plan.geometry.chunk *= 2;
     expect_error(p, {"rank 0 primitive 0", "one slice a peer"});
   }
 }
 
 TEST(PlanMistakes, MissingSendAll) {
-  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
   send_nothing(p.program(3)[1]);
   expect_error(p, {"of part 3", "rank 3 primitive 0 has sent"});
   // With one loop nothing else comes from there.
-  Planted q = make(Kind::kAllReduce, Algorithm::kMesh, 40);
+  Planted q = make(Kind::kAllReduce, Algorithm::kRsag, 40);
   send_nothing(q.program(3)[1]);
   expect_error(q, {"collect_copy", "waits for rank 3 to send"});
 }
 
 TEST(PlanMistakes, SendAllOfWhatIsNotFinished) {
-  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
   p.program(3)[1].flags &= static_cast<std::uint16_t>(~kFinish);
   expect_error(p, {"output part 3 loop 0", "not finished"});
-  Planted q = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  Planted q = make(Kind::kAllGather, Algorithm::kRsag, 8);
   q.program(3)[0].part = 2;
   expect_error(q, {"rank 3 primitive 0", "no input there"});
 }
 
 TEST(PlanMistakes, SendAllWithoutAReader) {
-  Planted p = make(Kind::kReduceScatter, Algorithm::kMesh, 8);
+  Planted p = make(Kind::kReduceScatter, Algorithm::kRsag, 8);
   p.program(3)[1].flags |= kSend;
   p.set_to(3, 1, all_but(3));
   expect_error(p, {"rank 3 primitive 1", "left over"});
 }
 
 TEST(PlanMistakes, GatherOfAnotherPart) {
-  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
   p.program(3)[1].part = 2;
   expect_error(p, {"rank 3 primitive 1", "expects", "of part 2", "of part 3"});
 }
 
 TEST(PlanMistakes, ScatterMissingOrTwice) {
-  Planted p = make(Kind::kReduceScatter, Algorithm::kMesh, 8);
+  Planted p = make(Kind::kReduceScatter, Algorithm::kRsag, 8);
   p.program(3).erase(p.program(3).begin());
   expect_error(p, {"waits for rank 3 to send"});
-  Planted q = make(Kind::kReduceScatter, Algorithm::kMesh, 8);
+  Planted q = make(Kind::kReduceScatter, Algorithm::kRsag, 8);
   q.program(3).insert(q.program(3).begin(), q.program(3)[0]);
   expect_error(q, {"rank 3 primitive 1 (scatter", "left over"});
   // Somebody whose chunk is empty is not waited for, and gets nothing.
-  Planted r = make(Kind::kAllReduce, Algorithm::kMesh, 9);  // parts of 4, 4, 1, 0, 0
+  Planted r = make(Kind::kAllReduce, Algorithm::kRsag, 9);  // parts of 4, 4, 1, 0, 0
   r.program(0)[0] = r.primitive(0, kLocal, 1, nobody(), one(4));
   expect_error(r, {"of part 0", "rank 0 primitive 0 has sent", "of part 1"});
 }
 
 TEST(PlanMistakes, CollectMissingOrTwice) {
-  Planted p = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  Planted p = make(Kind::kAllGather, Algorithm::kRsag, 8);
   p.program(3).pop_back();
   expect_error(p, {"rank 3's output part 0 loop 0", "never written"});
-  Planted q = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  Planted q = make(Kind::kAllGather, Algorithm::kRsag, 8);
   q.program(3).push_back(q.program(3)[1]);
   expect_error(q, {"rank 3 primitive 2 (collect_copy", "waits for rank 0 to send", "finished"});
 }
 
 TEST(PlanMistakes, ScatterAfterTheInputIsOverwritten) {
   // Ranks 0 and 1 first exchange part 0 as it is: rank 1 stores it, which in place is its input.
-  Planted p = make(Kind::kAllReduce, Algorithm::kMesh, 40);
+  Planted p = make(Kind::kAllReduce, Algorithm::kRsag, 40);
   p.program(0).insert(p.program(0).begin(), p.primitive(0, kLocal, 0, nobody(), one(1)));
   p.program(1).insert(p.program(1).begin(), p.primitive(1, kCopy, 0, one(0)));
   expect_error(
@@ -504,27 +504,27 @@ TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
       {"a collect copies", kCollect | kCopy | kPartials, all},
   };
   for (const auto& m : mistakes) {
-    Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+    Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
     p.program(1)[0] = p.primitive(1, m.flags, 1, m.from, m.to);
     expect_error(p, {"rank 1 primitive 0", m.word});
   }
   // One part per rank, and input or output in all of them.
-  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  Planted p = make(Kind::kAllReduce, Algorithm::kOneShot, 8);
   p.program(1)[0].flags = kLocal | kScatter | kSend;
   expect_error(p, {"rank 1 primitive 0", "one part per rank, the plan has 1"});
-  Planted q = make(Kind::kAllGather, Algorithm::kMesh);
+  Planted q = make(Kind::kAllGather, Algorithm::kRsag);
   q.program(1)[0].flags = kLocal | kScatter | kSend;
   expect_error(q, {"rank 1 primitive 0", "no input in part 0"});
-  Planted r = make(Kind::kReduceScatter, Algorithm::kMesh);
+  Planted r = make(Kind::kReduceScatter, Algorithm::kRsag);
   r.program(1)[0] = r.primitive(1, kCollect | kCopy, 0, all_but(1));
   expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
   r.program(1)[0] = r.primitive(1, kLocal | kScatter | kCopy, 0, nobody(), all_but(1));
   expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
   // A scatter that copies what results will take the place of, or should be elsewhere.
-  Planted s = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted s = make(Kind::kAllReduce, Algorithm::kRsag);
   s.program(1)[0].flags |= kCopy;
   expect_error(s, {"rank 1 primitive 2 (collect_copy", "has stored something itself"});
-  Planted t = make(Kind::kAllToAll, Algorithm::kMesh);
+  Planted t = make(Kind::kAllToAll, Algorithm::kRsag);
   t.program(1)[0].flags |= kCopy;
   expect_error(t, {"rank 1 primitive 0", "another place in the output"});
   Planted u = make(Kind::kAllReduce, Algorithm::kTwoShot);
@@ -540,12 +540,12 @@ TEST(PlanMistakes, AnotherEmptyPart) {
   for (const Kind kind : {Kind::kBroadcast, Kind::kReduce}) {
     for (const std::uint16_t part : {std::uint16_t{3}, kNoPart}) {
       // On one rank.
-      Planted p = make(kind, Algorithm::kMesh);
+      Planted p = make(kind, Algorithm::kRsag);
       p.plans[3].geometry.empty_part = part;
       expect_error(p, {"rank 3's plan disagrees", "lengths differ",
                        "empty part " + std::to_string(part) + ", rank 0's has 2"});
       // On all ranks alike: then there are data of part 2, which nobody sees to.
-      Planted q = make(kind, Algorithm::kMesh, 40);
+      Planted q = make(kind, Algorithm::kRsag, 40);
       for (Plan& plan : q.plans) plan.geometry.empty_part = part;
       if (kind == Kind::kBroadcast) {
         expect_error(q, {"rank 2's output part 2 loop 0", "never written"});
@@ -559,7 +559,7 @@ TEST(PlanMistakes, AnotherEmptyPart) {
 
 TEST(PlanMistakes, APartThatCannotBeEmpty) {
   for (const std::uint16_t part : {5, 6, 1000}) {
-    Planted p = make(Kind::kReduce, Algorithm::kMesh);
+    Planted p = make(Kind::kReduce, Algorithm::kRsag);
     for (Plan& plan : p.plans) plan.geometry.empty_part = part;
     expect_error(p, {"part " + std::to_string(part) + " cannot be empty"});
   }
@@ -570,33 +570,33 @@ TEST(PlanMistakes, APartThatCannotBeEmpty) {
   // A block.
   for (const Kind kind :
        {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll, Kind::kGather, Kind::kScatter}) {
-    Planted r = make(kind, Algorithm::kMesh);
+    Planted r = make(kind, Algorithm::kRsag);
     for (Plan& plan : r.plans) plan.geometry.empty_part = 2;
     expect_error(r, {"part 2 cannot be empty"});
   }
 }
 
 TEST(PlanMistakes, ABroadcastWhoseOwnerPassesNothingOn) {
-  Planted p = make(Kind::kBroadcast, Algorithm::kMesh);
+  Planted p = make(Kind::kBroadcast, Algorithm::kRsag);
   send_nothing(p.program(3)[0]);
   expect_error(p, {"primitive 1 (collect_copy", "waits for rank 3 to send", "a cycle of 2 ranks"});
-  p = make(Kind::kBroadcast, Algorithm::kMesh, 40);  // one loop
+  p = make(Kind::kBroadcast, Algorithm::kRsag, 40);  // one loop
   send_nothing(p.program(3)[0]);
   expect_error(p, {"primitive 1 (collect_copy", "waits for rank 3 to send", "finished"});
   // To one only.
-  Planted q = make(Kind::kBroadcast, Algorithm::kMesh);
+  Planted q = make(Kind::kBroadcast, Algorithm::kRsag);
   q.set_to(3, 0, one(4));
   expect_error(q, {"primitive 1 (collect_copy", "waits for rank 3 to send"});
   // Instead of what it got, what is in its input: it has none.
-  Planted r = make(Kind::kBroadcast, Algorithm::kMesh);
+  Planted r = make(Kind::kBroadcast, Algorithm::kRsag);
   r.program(3)[0] = r.primitive(3, kLocal | kCopy | kIntoOutput, 3, nobody(), all_but(3));
   expect_error(r, {"rank 3 primitive 0", "no input there"});
   // Only after it has collected, as all others do.
-  Planted s = make(Kind::kBroadcast, Algorithm::kMesh);
+  Planted s = make(Kind::kBroadcast, Algorithm::kRsag);
   for (const std::size_t rank : {0, 1, 3, 4}) std::swap(s.program(rank)[0], s.program(rank)[1]);
   expect_error(s, {"(collect_copy", "to send", "a cycle of"});
   // It passes on what it does not keep (and what nobody may have stored there, either).
-  Planted t = make(Kind::kBroadcast, Algorithm::kMesh, 40);
+  Planted t = make(Kind::kBroadcast, Algorithm::kRsag, 40);
   t.program(2)[0].flags &= static_cast<std::uint16_t>(~kIntoOutput);
   t.program(3)[0].flags &= static_cast<std::uint16_t>(~kCopy);
   expect_error(t, {"rank 3's output part 3 loop 0", "never written"});
@@ -604,57 +604,57 @@ TEST(PlanMistakes, ABroadcastWhoseOwnerPassesNothingOn) {
 
 TEST(PlanMistakes, ABroadcastThatMixesUpItsRoot) {
   // An owner takes its part from another one.
-  Planted p = make(Kind::kBroadcast, Algorithm::kMesh);
+  Planted p = make(Kind::kBroadcast, Algorithm::kRsag);
   p.set_from(3, 0, one(1));
   p.set_to(3, 0, all_but(3, 1));
   expect_error(p, {"rank 3 primitive 0", "of part 3", "rank 1 primitive 0 has sent", "of part 1"});
   // The root keeps nothing.
-  Planted q = make(Kind::kBroadcast, Algorithm::kMesh);
+  Planted q = make(Kind::kBroadcast, Algorithm::kRsag);
   q.program(2)[0].flags &= static_cast<std::uint16_t>(~kCopy);
   expect_error(q, {"rank 2's output part 0 loop 0", "never written"});
   // It collects, although nobody sends it anything.
-  Planted r = make(Kind::kBroadcast, Algorithm::kMesh, 40);
+  Planted r = make(Kind::kBroadcast, Algorithm::kRsag, 40);
   r.program(2).push_back(r.primitive(2, kCollect | kCopy, 0, all_but(2)));
   expect_error(r, {"rank 2 primitive 1 (collect_copy", "waits for rank 0 to send"});
 }
 
 TEST(PlanMistakes, AReduceWhoseOwnerSendsToAnother) {
   for (const std::uint64_t count : {40, 1000}) {
-    Planted p = make(Kind::kReduce, Algorithm::kMesh, count);
+    Planted p = make(Kind::kReduce, Algorithm::kRsag, count);
     p.set_to(3, 1, one(4));  // instead of the root
     expect_error(p, {"rank 2 primitive 1 (collect_copy", "waits for rank 3 to send"});
   }
   // To all.
-  Planted q = make(Kind::kReduce, Algorithm::kMesh, 40);
+  Planted q = make(Kind::kReduce, Algorithm::kRsag, 40);
   q.set_to(3, 1, all_but(3));
   expect_error(q, {"rank 3 primitive 1", "left over"});
   // To nobody.
-  Planted r = make(Kind::kReduce, Algorithm::kMesh);
+  Planted r = make(Kind::kReduce, Algorithm::kRsag);
   r.program(3).pop_back();
   expect_error(r, {"rank 2 primitive 1 (collect_copy", "waits for rank 3 to send"});
 }
 
 TEST(PlanMistakes, AReduceThatStoresWhereThereIsNoOutput) {
-  Planted p = make(Kind::kReduce, Algorithm::kMesh);
+  Planted p = make(Kind::kReduce, Algorithm::kRsag);
   p.program(3)[1].flags |= kCopy;
   expect_error(p, {"rank 3 primitive 1", "no output there"});
-  Planted q = make(Kind::kReduce, Algorithm::kMesh);
+  Planted q = make(Kind::kReduce, Algorithm::kRsag);
   q.program(3).push_back(q.primitive(3, kCollect | kCopy, 0, all_but(3)));
   expect_error(q, {"rank 3 primitive 2", "no output in part 0"});
   // A contribution does not go straight into an output.
-  Planted r = make(Kind::kReduce, Algorithm::kMesh);
+  Planted r = make(Kind::kReduce, Algorithm::kRsag);
   r.program(3)[0].flags |= kIntoOutput;
   expect_error(r, {"rank 3 primitive 0", "into the output of rank 0"});
 }
 
 TEST(PlanMistakes, AReduceWhoseRootOverwritesItsInput) {
   // Part 0's result is stored before the root's contribution to it is read a second time.
-  Planted p = make(Kind::kReduce, Algorithm::kMesh, 40);
+  Planted p = make(Kind::kReduce, Algorithm::kRsag, 40);
   p.program(2).push_back(p.primitive(2, kLocal, 0, nobody(), one(1)));
   expect_error(
       p, {"rank 2 primitive 2", "in place, is overwritten", "the finished result of ranks 0-4"});
   // The root collects before it scatters.
-  Planted q = make(Kind::kReduce, Algorithm::kMesh);
+  Planted q = make(Kind::kReduce, Algorithm::kRsag);
   std::swap(q.program(2)[0], q.program(2)[1]);
   expect_error(q, {"to send", "a cycle of 2 ranks"});
 }
@@ -673,14 +673,14 @@ TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
   q.program(2)[2].part = 4;  // from 1
   expect_error(q, {"rank 2 primitive 2", "puts a slice from rank 1 into part 4"});
   // The own block.
-  Planted r = make(Kind::kAllToAll, Algorithm::kDirect, 8);
+  Planted r = make(Kind::kAllToAll, Algorithm::kOneShot, 8);
   r.program(3)[1].part = 2;
   expect_error(r, {"rank 3's output part 3 loop 0", "never written"});
   r.program(3)[1].part = 3;
   r.program(3).push_back(r.primitive(3, kLocal | kCopy, 2));
   expect_error(r, {"rank 3's output part 2", "the raw input of rank 3 instead of",
                    "the raw input of rank 2"});
-  Planted s = make(Kind::kAllToAll, Algorithm::kDirect, 8);
+  Planted s = make(Kind::kAllToAll, Algorithm::kOneShot, 8);
   s.program(3).erase(s.program(3).begin() + 1);
   expect_error(s, {"rank 3's output part 3 loop 0", "never written"});
   // Two blocks to one rank, in each other's place.
@@ -710,7 +710,7 @@ TEST(PlanMistakes, AnAllToAllThatForwards) {
                   {kLocal, nobody(), all_but(1)},
                   {kLocal, nobody(), PeerRanks::set({2, 3})}};
   for (const auto& m : mistakes) {
-    Planted p = make(Kind::kAllToAll, Algorithm::kMesh, 8);
+    Planted p = make(Kind::kAllToAll, Algorithm::kRsag, 8);
     p.program(1).push_back(p.primitive(1, m.flags, 0, m.from, m.to));
     expect_error(p, {"rank 1 primitive 3", "goes straight from one rank's input"});
   }
@@ -728,7 +728,7 @@ TEST(PlanMistakes, AnAllToAllThatReceivesFirst) {
 }
 
 TEST(PlanMistakes, GatherAndScatter) {
-  for (const Algorithm a : {Algorithm::kDirect, Algorithm::kMesh, Algorithm::kPairwise}) {
+  for (const Algorithm a : {Algorithm::kOneShot, Algorithm::kRsag, Algorithm::kPairwise}) {
     // The root is rank 2.
     Planted p = make(Kind::kGather, a, 8);
     p.program(2).erase(p.program(2).begin());
@@ -768,8 +768,8 @@ TEST(PlanMistakes, SendRecv) {
     p.request.ranks = 2;
     p.request.root = 1;
     PlanLimits limits;
-    limits.escape_slots = kSlots;
-    limits.escape_slot_bytes = kSlotBytes;
+    limits.guaranteed_slots = kSlots;
+    limits.guaranteed_slot_bytes = kSlotBytes;
     for (p.request.rank = 0; p.request.rank < 2; ++p.request.rank) {
       p.plans.push_back(*make_plan(p.request, limits, Algorithm::kPairwise));
     }
@@ -799,7 +799,7 @@ TEST(PlanMistakes, ABarrierThatForgetsARank) {
     }
   }
   expect_error(p, {"incomplete", "lacks ranks 3"});
-  Planted q = make(Kind::kBarrier, Algorithm::kDirect, 1);
+  Planted q = make(Kind::kBarrier, Algorithm::kOneShot, 1);
   q.program(3).pop_back();
   expect_error(q, {"rank 3's output part 0 loop 0", "never written"});
 }
@@ -829,7 +829,7 @@ TEST(PlanMistakes, AnotherOrderOnOneRank) {
   request.count = 8;
   request.ranks = 2;
   Plan plan;
-  plan.algorithm = Algorithm::kDirect;
+  plan.algorithm = Algorithm::kOneShot;
   plan.protocol = Protocol::kPacket;
   plan.geometry.kind = Kind::kAllReduce;
   plan.geometry.dtype = DType::kFloat32;
@@ -855,7 +855,7 @@ TEST(PlanMistakes, MismatchedGeometry) {
       {"empty part 4", [](Plan* plan) { plan->geometry.empty_part = 4; }},
       {"count", [](Plan* plan) { plan->geometry.count -= 1; }},
       {"protocol", [](Plan* plan) { plan->protocol = Protocol::kPacket; }},
-      {"algorithm", [](Plan* plan) { plan->algorithm = Algorithm::kDirect; }},
+      {"algorithm", [](Plan* plan) { plan->algorithm = Algorithm::kOneShot; }},
   };
   for (const auto& [word, plant] : mistakes) {
     Planted p = make(Kind::kAllReduce, Algorithm::kRing);
@@ -929,7 +929,7 @@ TEST(PlanMistakes, NeighboursThatAreNone) {
       {"wide peers for few neighbours", [](Plan* p) { p->wide_peers.resize(1); }},
   };
   for (const auto& [word, plant] : mistakes) {
-    Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+    Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
     plant(&p.plans[3]);
     expect_error(p, {"rank 3", word});
   }
@@ -943,7 +943,7 @@ TEST(PlanMistakes, CodesBeyondTheTables) {
   for (const int code : {4, 63, kFirstSet + 1, kFirstSet + kMostSets - 1, kFirstSet + kMostSets,
                          0x80, 0xfd, int{kWidePeer}}) {
     for (const std::size_t i : {0, 1, 2}) {
-      Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+      Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
       ASSERT_EQ(p.plans[3].neighbours.size(), 4u);
       ASSERT_EQ(p.plans[3].sets.size(), 1u);
       Primitive& q = p.program(3)[i];
@@ -969,16 +969,16 @@ TEST(PlanMistakes, SetsThatAreNone) {
       {"part 4294967295 is not as long", [](Plan* p) { p->sets[0].longest_part = ~0u; }},
   };
   for (const auto& [word, plant] : mistakes) {
-    Planted p = make(Kind::kAllReduce, Algorithm::kMesh, 9);
+    Planted p = make(Kind::kAllReduce, Algorithm::kRsag, 9);
     plant(&p.plans[3]);
     expect_error(p, {"rank 3 primitive 0 (", word});
   }
   // One as long as the longest is as good.
-  Planted right = make(Kind::kAllReduce, Algorithm::kMesh, 9);
+  Planted right = make(Kind::kAllReduce, Algorithm::kRsag, 9);
   right.plans[3].sets[0].longest_part = 1;
   EXPECT_TRUE(right.check().ok) << right.check().error;
   // A set that is received from.
-  Planted p = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  Planted p = make(Kind::kAllGather, Algorithm::kRsag, 8);
   p.plans[3].sets.push_back({});
   p.program(3)[1].from = kFirstSet + 1;
   expect_error(p, {"rank 3 primitive 1", "the set that it has to receive with is empty"});
@@ -1027,19 +1027,19 @@ TEST(PlanMistakes, EveryMemberOfASetMatters) {
 
 TEST(PlanMistakes, SumsAndContributions) {
   // What comes is raw.
-  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted p = make(Kind::kAllReduce, Algorithm::kRsag);
   p.program(1)[1].flags |= kPartials;
   expect_error(p, {"rank 1 primitive 1", "the raw input of rank 0 from rank 0",
                    "not a sum that others go into"});
   // What comes is contributed already.
-  Planted q = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  Planted q = make(Kind::kAllReduce, Algorithm::kOneShot, 8);
   for (std::size_t r = 0; r < kRanks; ++r) q.program(r)[0].flags |= kContribute;
   expect_error(q, {"the contributions of ranks", "contributed twice"});
   // All look at sums, so each has its own contribution behind the others'.
   for (std::size_t r = 0; r < kRanks; ++r) q.program(r)[1].flags |= kPartials;
   expect_error(q, {"reduced in another order than on other ranks"});
   // Of a reduce only the root adds up.
-  Planted s = make(Kind::kReduce, Algorithm::kDirect, 8);
+  Planted s = make(Kind::kReduce, Algorithm::kOneShot, 8);
   for (std::size_t r = 0; r < kRanks; ++r) s.program(r)[0].flags |= kContribute;
   expect_error(s, {"rank 2 primitive 0", "contributed twice"});
   s.program(2)[0].flags |= kPartials;
@@ -1057,8 +1057,8 @@ TEST(PlanMistakes, WidePeers) {
     p.request.count = 8;
     p.request.ranks = kMany;
     PlanLimits limits;
-    limits.escape_slots = kSlots;
-    limits.escape_slot_bytes = kSlotBytes;
+    limits.guaranteed_slots = kSlots;
+    limits.guaranteed_slot_bytes = kSlotBytes;
     for (p.request.rank = 0; p.request.rank < kMany; ++p.request.rank) {
       p.plans.push_back(*make_plan(p.request, limits, Algorithm::kPairwise));
     }
@@ -1141,13 +1141,13 @@ TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
   Planted p = make(Kind::kReduce, Algorithm::kChain);
   p.program(1)[0].flags |= kIntoOutput;
   expect_error(p, {"rank 1 primitive 0", "into the output of rank 2"});
-  Planted q = make(Kind::kReduceScatter, Algorithm::kMesh);
+  Planted q = make(Kind::kReduceScatter, Algorithm::kRsag);
   q.program(1)[0].flags |= kIntoOutput;
   expect_error(q, {"rank 1 primitive 0", "into the output of rank 0"});
-  Planted t = make(Kind::kAllToAll, Algorithm::kMesh);
+  Planted t = make(Kind::kAllToAll, Algorithm::kRsag);
   t.program(1)[0].flags |= kIntoOutput;
   expect_error(t, {"rank 1 primitive 0", "another place in the output"});
-  Planted w = make(Kind::kBroadcast, Algorithm::kMesh);
+  Planted w = make(Kind::kBroadcast, Algorithm::kRsag);
   w.program(4)[0].flags &= static_cast<std::uint16_t>(~kCopy);
   expect_error(w, {"rank 4 primitive 0", "does not just copy into its output", "rank 2"});
   // A receiver that passes on what it does not keep.
@@ -1167,7 +1167,7 @@ TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
   v.program(1).insert(v.program(1).begin(), preliminary);
   expect_error(v, {"rank 1 primitive", "has stored something itself"});
   // Packets are not laid out as an output is.
-  Planted s = make(Kind::kAllGather, Algorithm::kDirect);
+  Planted s = make(Kind::kAllGather, Algorithm::kOneShot);
   s.program(1)[0].flags |= kIntoOutput;
   expect_error(s, {"rank 1 primitive 0", "into an output"});
 }
@@ -1175,7 +1175,7 @@ TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
 // Even where nothing is to be moved: the engine runs a program's first primitive before it looks.
 TEST(PlanMistakes, AnEmptyProgram) {
   for (const std::uint64_t count : {0u, 8u}) {
-    Planted p = make(Kind::kBroadcast, Algorithm::kDirect, count);
+    Planted p = make(Kind::kBroadcast, Algorithm::kOneShot, count);
     p.program(3).clear();
     expect_error(p, {"rank 3's program is empty"});
     for (Plan& plan : p.plans) plan.primitives.clear();
@@ -1189,18 +1189,18 @@ TEST(PlanMistakes, PacketsOfOneChunkThatLookAlike) {
   p.program(3)[2].flags &= static_cast<std::uint16_t>(~kSecondHop);
   expect_error(p, {"rank 3 primitive 2", "expects a packet of hop 0", "has sent one of hop 1"});
   // The same where its packet comes from one that only sends.
-  Planted q = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  Planted q = make(Kind::kAllReduce, Algorithm::kOneShot, 8);
   q.program(1)[1].flags |= kSecondHop;
   expect_error(q, {"rank 1 primitive 1", "expects a packet of hop 1", "has sent one of hop 0"});
   // Two packets of one chunk and hop.
-  Planted r = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  Planted r = make(Kind::kAllGather, Algorithm::kOneShot, 8);
   for (Plan& plan : r.plans) {
     plan.primitives.push_back(plan.primitives[0]);
     plan.primitives.push_back(plan.primitives[1]);
   }
   expect_error(r, {"with the flag of one before"});
   // Hops where there are none.
-  Planted s = make(Kind::kAllReduce, Algorithm::kMesh, 40);
+  Planted s = make(Kind::kAllReduce, Algorithm::kRsag, 40);
   s.program(1)[2].flags |= kSecondHop;
   expect_error(s, {"only packets have hops"});
   Planted t = make(Kind::kAllReduce, Algorithm::kTwoShot, 40);
@@ -1259,7 +1259,8 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
               // reading the own data from the output where they have been copied to, and marking
               // what is only sent for a carrier.
               const unsigned flag = 1u << bit;
-              const bool only_sends = (right.plans[r].primitives[i].flags & (kRecv | kCopy)) == 0;
+              const bool only_sends =
+                  (right.plans[r].primitives[i].flags & (kRecv | kSend)) == kSend;
               if (flag == static_cast<unsigned>(Carrier::kCopyEngine) && only_sends) continue;
               if (flag == kCopy && (right.plans[r].primitives[i].flags & kCopy) == 0) continue;
               const bool root = static_cast<int>(r) == right.request.root;
@@ -1374,10 +1375,10 @@ TEST(PlanMistakes, PartsByTooFewLanes) {
     for (Plan& plan : p.plans) plant(&plan.geometry);
     expect_error(p, {"parts by lanes need as many lanes"});
   }
-  Planted p = make(Kind::kAllGather, Algorithm::kMesh);
+  Planted p = make(Kind::kAllGather, Algorithm::kRsag);
   for (Plan& plan : p.plans) plan.geometry.lanes = kRanks, plan.geometry.by_lane = true;
   expect_error(p, {"parts by lanes need", "no block for each rank"});
-  Planted q = make(Kind::kAllReduce, Algorithm::kMesh);
+  Planted q = make(Kind::kAllReduce, Algorithm::kRsag);
   for (Plan& plan : q.plans) plan.geometry.lanes = kRanks, plan.geometry.by_lane = true;
   expect_error(q, {"rank 0 primitive 0", "each rank's part on each lane"});
 }
@@ -1423,12 +1424,12 @@ Planted make_overlapping(Kind kind, bool together) {
   p.request.count = 2000;
   p.request.ranks = kRanks;
   PlanLimits limits;
-  limits.escape_slots = kSlots;
-  limits.escape_slot_bytes = kSlotBytes;
+  limits.guaranteed_slots = kSlots;
+  limits.guaranteed_slot_bytes = kSlotBytes;
   limits.overlap = true;
   limits.together = together;
   for (p.request.rank = 0; p.request.rank < kRanks; ++p.request.rank) {
-    p.plans.push_back(*make_plan(p.request, limits, Algorithm::kMesh));
+    p.plans.push_back(*make_plan(p.request, limits, Algorithm::kRsag));
   }
   EXPECT_TRUE(p.check().ok) << p.check().error;
   return p;

@@ -126,7 +126,7 @@ const Setting kSettings[] = {
     {"PriorityOrder", [](unjamConfig_t& c) { c.order = UNJAM_ORDER_PRIORITY; }},
     {"TinySlots",
      [](unjamConfig_t& c) {
-       c.escape_slots = 2, c.escape_slot_bytes = 256, c.borrow_slots = UINT32_MAX;
+       c.guaranteed_slots = 2, c.guaranteed_slot_bytes = 256, c.pool_slots = UINT32_MAX;
      }},
     {"LanesThreadsDelays",
      [](unjamConfig_t& c) {

@@ -290,9 +290,9 @@ TEST(Processes, ScarceSlotsThreeLanesSeveralThreads) {
   s.most_bytes = std::size_t{1} << 20;
   unjamConfig_t c = stress::delays(seed);
   c.lanes = 3;
-  c.escape_slots = 2;
-  c.escape_slot_bytes = 1024;
-  c.borrow_slots = 2;
+  c.guaranteed_slots = 2;
+  c.guaranteed_slot_bytes = 1024;
+  c.pool_slots = 2;
   c.residency_us = 200;
   stress_same_as_threads(layout({2, 1, 3, 1, 1}), s, c, seed);
 }

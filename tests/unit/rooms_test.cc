@@ -32,8 +32,8 @@ ArenaShape shape_of(std::uint32_t ranks) {
   s.ranks = ranks;
   s.connectors = 13;
   s.first_connectors_log2 = 1;
-  s.escape_slots = 3;
-  s.escape_slot_bytes = 256;
+  s.guaranteed_slots = 3;
+  s.guaranteed_slot_bytes = 256;
   s.derive();
   return s;
 }

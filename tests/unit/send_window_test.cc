@@ -1,4 +1,4 @@
-// SendingAhead, played: ranks that have the same all-reduces, all-gathers and broadcasts in orders
+// SendWindow, played: ranks that have the same all-reduces, all-gathers and broadcasts in orders
 // of their own, a lane each, with the connectors, hops, looks, and sets of calls watched in turn
 // that device/cuda/exec/slots/steer_several.cuh has. Data move at once, and a round of one rank is
 // a step of the schedule, which is random.
@@ -160,7 +160,7 @@ class Play {
     return std::min({call.sent, call.gathered, call.collected}) == job_.chunks;
   }
 
-  // As look_at_stream(): whether it seems that the call can go on.
+  // As look_at_slot_call(): whether it seems that the call can go on.
   bool is_ready(std::uint32_t who, std::uint32_t c) const {
     const Rank& r = ranks_[who];
     const Call& call = r.calls[c];
@@ -237,8 +237,8 @@ class Play {
   void round(std::uint32_t who) {
     Rank& r = ranks_[who];
     if (r.set.empty()) return end_run(who);
-    const SendingAhead sending(static_cast<std::uint32_t>(r.set.size()),
-                               has(who, r.set[0], kGathers), order(r.set[0]).lag);
+    const SendWindow sending(static_cast<std::uint32_t>(r.set.size()), has(who, r.set[0], kGathers),
+                             order(r.set[0]).lag);
     const std::size_t begin = r.watched * job_.at_once(),
                       end = std::min(begin + job_.at_once(), r.set.size());
     for (std::size_t i = begin; i < end; ++i) {
@@ -305,7 +305,7 @@ class Play {
             count(kCollects, [&](std::uint32_t k) { return has_room(who, c, order.second(k)); }),
             count(kCollects, [&](std::uint32_t k) { return has_come(who, c, order.second(k)); })};
   }
-  bool moves(std::uint32_t who, std::uint32_t c, SlotStep hop, const SendingAhead& sending) {
+  bool moves(std::uint32_t who, std::uint32_t c, SlotStep hop, const SendWindow& sending) {
     Rank& r = ranks_[who];
     Call& call = r.calls[c];
     const HopOrder order = this->order(c);
@@ -314,7 +314,7 @@ class Play {
       const bool come =
           call.gathered != job_.chunks && has_come(who, c, order.first(call.gathered));
       const bool unlocks =
-          rules_.unlocks && SendingAhead::unlocks(order, call.sent, call.gathered, come);
+          rules_.unlocks && SendWindow::unlocks(order, call.sent, call.gathered, come);
       if (!sending.may_send(r.ahead, r.still, unlocks)) return false;
       ++call.sent;
       ++r.ahead;
@@ -374,16 +374,16 @@ void expect_that_nobody_is_stuck(Rules rules) {
   }
 }
 
-TEST(SendingAhead, NobodyIsStuck) { expect_that_nobody_is_stuck({}); }
-TEST(SendingAhead, NobodyIsStuckThoughTheyAreInterrupted) {
+TEST(SendWindow, NobodyIsStuck) { expect_that_nobody_is_stuck({}); }
+TEST(SendWindow, NobodyIsStuckThoughTheyAreInterrupted) {
   expect_that_nobody_is_stuck({.interrupted = true});
 }
 // As it was: two GPUs hung.
-TEST(SendingAhead, WithoutItsRulesRanksAreStuck) {
+TEST(SendWindow, WithoutItsRulesRanksAreStuck) {
   EXPECT_TRUE(anybody_stuck({.unlocks = false, .waits_until_sent = false}));
 }
 // As it was: four GPUs hung, at all-gathers. (In all plays of those of three and four ranks.)
-TEST(SendingAhead, WhoIsInterruptedBeforeAllIsSentIsStuck) {
+TEST(SendWindow, WhoIsInterruptedBeforeAllIsSentIsStuck) {
   const Rules rules{.interrupted = true, .stays_until_sent = false};
   EXPECT_TRUE(anybody_stuck(rules));
   EXPECT_NE(stuck({4, 24, 6, 1, 4, 8, "g"}, rules, kPlays), 0u);
@@ -402,37 +402,37 @@ double early_leaves(const Job& job, Rules rules) {
   return 100 * early / leaves;
 }
 // (2 and 10 percent; without it 40 and 79, and of eight ranks some are stuck.)
-TEST(SendingAhead, NobodyLeavesBeforeItHasBeenToAllSets) {
+TEST(SendWindow, NobodyLeavesBeforeItHasBeenToAllSets) {
   for (const Job& job : {Job{4, 24, 8, 1, 4, 8}, Job{8, 16, 12, 1, 5, 8}}) {
     EXPECT_LT(early_leaves(job, {}), 20) << job.ranks << " ranks";
     EXPECT_GT(early_leaves(job, {.goes_to_all_sets = false}), 25) << job.ranks << " ranks";
   }
 }
 
-TEST(SendingAhead, IsLimitedWhereOthersCanGoOn) {
-  const SendingAhead several(2, true, 1);
-  EXPECT_TRUE(several.may_send(SendingAhead::kMost, false, false));
-  EXPECT_FALSE(several.may_send(SendingAhead::kMost + 1, false, false));
-  EXPECT_TRUE(several.may_send(SendingAhead::kMost + 1, true, false));
-  EXPECT_TRUE(several.may_send(SendingAhead::kMost + 1, false, true));
+TEST(SendWindow, IsLimitedWhereOthersCanGoOn) {
+  const SendWindow several(2, true, 1);
+  EXPECT_TRUE(several.may_send(SendWindow::kMost, false, false));
+  EXPECT_FALSE(several.may_send(SendWindow::kMost + 1, false, false));
+  EXPECT_TRUE(several.may_send(SendWindow::kMost + 1, true, false));
+  EXPECT_TRUE(several.may_send(SendWindow::kMost + 1, false, true));
   EXPECT_TRUE(several.may_send(0u - 3u, false, false)) << "more was received than sent";
   EXPECT_FALSE(several.may_leave(false));
   EXPECT_TRUE(several.may_leave(true));
-  const SendingAhead root(2, true, 0, 2);  // of a reduction
-  EXPECT_TRUE(root.may_send(2 * SendingAhead::kMost - 1, false, false));
-  EXPECT_FALSE(root.may_send(2 * SendingAhead::kMost, false, false));
-  for (const SendingAhead alone : {SendingAhead(1, true, 1), SendingAhead(3, false, 1)}) {
+  const SendWindow root(2, true, 0, 2);  // of a reduction
+  EXPECT_TRUE(root.may_send(2 * SendWindow::kMost - 1, false, false));
+  EXPECT_FALSE(root.may_send(2 * SendWindow::kMost, false, false));
+  for (const SendWindow alone : {SendWindow(1, true, 1), SendWindow(3, false, 1)}) {
     EXPECT_TRUE(alone.may_send(1000, false, false));
     EXPECT_TRUE(alone.may_leave(false));
   }
 }
 
-TEST(SendingAhead, UnlocksWhatHasCome) {
+TEST(SendWindow, UnlocksWhatHasCome) {
   const HopOrder order{8, 1, true};
-  EXPECT_TRUE(SendingAhead::unlocks(order, 3, 2, true)) << "chunk 2 is gathered behind four";
-  EXPECT_FALSE(SendingAhead::unlocks(order, 4, 2, true));
-  EXPECT_FALSE(SendingAhead::unlocks(order, 3, 2, false));
-  EXPECT_FALSE(SendingAhead::unlocks({8, 1, false}, 3, 2, true)) << "one hop waits for nothing";
+  EXPECT_TRUE(SendWindow::unlocks(order, 3, 2, true)) << "chunk 2 is gathered behind four";
+  EXPECT_FALSE(SendWindow::unlocks(order, 4, 2, true));
+  EXPECT_FALSE(SendWindow::unlocks(order, 3, 2, false));
+  EXPECT_FALSE(SendWindow::unlocks({8, 1, false}, 3, 2, true)) << "one hop waits for nothing";
 }
 
 }  // namespace

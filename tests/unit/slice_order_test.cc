@@ -1,5 +1,5 @@
 // SliceOrder against a plain walk through programs, pass by pass: random ones whose terms have
-// unequal chunks, all plans of today, and the closed forms that served mesh plans alone.
+// unequal chunks, all plans of today, and the closed forms that served rsag plans alone.
 #include "program/slice_order.h"
 
 #include <gtest/gtest.h>
@@ -216,8 +216,8 @@ TEST(SliceOrder, IsThatOfAllPlans) {
               PlanLimits limits;
               limits.device = device;
               limits.lanes = 3;
-              limits.escape_slots = 4;
-              limits.escape_slot_bytes = 8192;
+              limits.guaranteed_slots = 4;
+              limits.guaranteed_slot_bytes = 8192;
               limits.overlap = true;
               const auto plan = make_plan(r, limits, static_cast<Algorithm>(number));
               ASSERT_TRUE(plan.has_value());

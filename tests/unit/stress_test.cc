@@ -60,9 +60,9 @@ TEST(Stress, ScarceSlots) {
   s.rounds = 1;
   s.most_bytes = std::size_t{1} << 20;
   unjamConfig_t c = delays(mix(base_seed(), 4));
-  c.escape_slots = 2;
-  c.escape_slot_bytes = 1024;
-  c.borrow_slots = 2;
+  c.guaranteed_slots = 2;
+  c.guaranteed_slot_bytes = 1024;
+  c.pool_slots = 2;
   c.quantum_slices = 2;
   c.residency_us = 200;
   run(s, c, mix(base_seed(), 4));

@@ -75,7 +75,7 @@ Use make_use(const Wide& w, int ranks, std::size_t key, std::uint64_t count) {
   request.ranks = ranks;
   request.root = w.root;
   PlanLimits limits;
-  limits.escape_slot_bytes = Ranks::kSlotBytes;
+  limits.guaranteed_slot_bytes = Ranks::kSlotBytes;
   for (int r = 0; r < ranks; ++r) {
     request.rank = r;
     std::string error;
@@ -99,7 +99,7 @@ void run(int ranks, bool heap) {
   Case c;
   c.ranks = ranks;
   c.threads = 0;
-  c.escape_slots = 5;
+  c.guaranteed_slots = 5;
   c.heap = heap;
   // More than there are active contexts: each is saved and loaded again.
   constexpr std::size_t kCalls = 3 * kActiveContexts / 2;

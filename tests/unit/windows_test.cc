@@ -711,7 +711,7 @@ INSTANTIATE_TEST_SUITE_P(Windows, Straight,
                          testing::Values(Layout1{0, false}, Layout1{2, false}, Layout1{0, true},
                                          Layout1{2, true}),
                          [](const auto& test) {
-                           return std::string(test.param.algorithm == 0 ? "ring" : "mesh") +
+                           return std::string(test.param.algorithm == 0 ? "ring" : "rsag") +
                                   (test.param.delays ? "WithDelays" : "");
                          });
 

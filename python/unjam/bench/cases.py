@@ -27,20 +27,24 @@ class Case:
         ranks: how many.
         elements: of the whole vector: what every rank ends or begins with in an all-gather or a
             reduce-scatter, and what every rank has otherwise.
+        in_place: of an all-gather: its input lies in the output, as the rank's own block.
     """
 
     collective: str
     dtype: str
     ranks: int
     elements: int
+    in_place: bool = False
 
     @classmethod
-    def of_size(cls, collective: str, dtype: str, ranks: int, size: int) -> Case:
+    def of_size(
+        cls, collective: str, dtype: str, ranks: int, size: int, in_place: bool = False
+    ) -> Case:
         """The largest case of at most `size` bytes (at least one element a rank)."""
         elements = max(1, size // dtype_of(dtype).itemsize)
         if collective in ("all_gather", "reduce_scatter"):
             elements = max(1, elements // ranks) * ranks
-        return cls(collective, dtype, ranks, elements)
+        return cls(collective, dtype, ranks, elements, in_place and collective == "all_gather")
 
     @property
     def element_type(self) -> DType:

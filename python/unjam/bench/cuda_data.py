@@ -15,13 +15,14 @@ _WRONG = 9  # into what receives: nobody contributes it
 Buffers = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
-def allocate(case: Case, device: Any, heap: Block | None = None) -> Buffers:
+def allocate(case: Case, device: Any, heap: Block | None = None, rank: int = 0) -> Buffers:
     """Input and output of one rank; no output where the collective runs in place.
 
     Args:
         case: which.
         device: of torch.
         heap: what to cut them from; None: torch's own memory.
+        rank: whose; in place an all-gather's input is that block of the output.
     """
     kind = getattr(torch, case.dtype)
 
@@ -30,6 +31,9 @@ def allocate(case: Case, device: Any, heap: Block | None = None) -> Buffers:
             return torch.zeros(elements, dtype=kind, device=device)
         return heap.cut(elements * case.element_type.itemsize).view(kind).zero_()
 
+    if case.in_place:
+        whole = make(case.elements)
+        return whole[rank * case.block : (rank + 1) * case.block], whole
     source, target = (make(elements) if elements else None for elements in case.buffers)
     assert source is not None
     return source, target
@@ -38,6 +42,8 @@ def allocate(case: Case, device: Any, heap: Block | None = None) -> Buffers:
 def fill(case: Case, rank: int, buffers: Buffers) -> None:
     """Writes the rank's contribution, and nonsense into what receives. In the current stream."""
     source, target = buffers
+    if target is not None:  # first: the source may be a part of it
+        target.fill_(_WRONG)
     if case.collective == "broadcast" and rank != ROOT:
         source.fill_(_WRONG)
     else:
@@ -45,8 +51,6 @@ def fill(case: Case, rank: int, buffers: Buffers) -> None:
         for start in range(0, source.numel(), _BLOCK):
             stop = min(start + _BLOCK, source.numel())
             source[start:stop] = _pattern(first + start, first + stop, rank, source.device)
-    if target is not None:
-        target.fill_(_WRONG)
 
 
 def wrong(case: Case, rank: int, buffers: Buffers) -> str:

@@ -20,6 +20,7 @@ from ..cuda.nccl import Nccl, hand_over
 from .cases import ROOT, Case
 from .cuda_data import Buffers
 from .libraries import register_for_all
+from .rows import PlanUsed
 
 Issue = Callable[[], int]
 
@@ -71,7 +72,7 @@ class CudaUnjam:
         self._group = self._context.group(name="bench")
         self._stream = stream.cuda_stream
         self._registered: dict[str, unjam.Collective] = {}  # by key
-        self._straight_before = 0  # slices, as the case was prepared
+        self._before = _Moved()  # as the case was prepared
 
     def alloc(self, nbytes: int) -> unjam.Memory:
         """Memory of the heap."""
@@ -84,7 +85,7 @@ class CudaUnjam:
     def prepare(self, case: Case, buffers: Sequence[Buffers], key: str | None = None) -> Calls:
         """See :class:`CudaLibrary`. The i-th buffers of a burst have a key of their own."""
         run, key = library().unjamRunWithOptions, key or case.collective
-        self._straight_before = _straight(self._context.info())
+        self._before = _moved(self._context.info())
         in_stream, beside = (
             call_options(0, None, 0, self._stream, order)
             for order in (_abi.STREAM_SYNC, _abi.STREAM_ASYNC)
@@ -110,17 +111,21 @@ class CudaUnjam:
 
         return Calls(issue, run_burst, check)
 
-    def plan(self, case: Case) -> tuple[str, str]:
-        """Algorithm and protocol of the case's in-stream calls; the protocol "" if not told.
+    def plan(self, case: Case) -> PlanUsed:
+        """By what the case's in-stream calls were run; the protocol is "" if not told.
 
-        With "direct" behind it, if this rank has stored slices straight into others' outputs since
-        the case was prepared.
+        What is said of slices is said of this rank's, since the case was prepared.
         """
         info = self._context.info()
-        algorithm, protocol = plan_of(info, case.collective)
-        if _straight(info) > self._straight_before:
+        algorithm, protocol, lanes = plan_of(info, case.collective)
+        now, before = _moved(info), self._before
+        if now.straight > before.straight:
             protocol += ", direct"
-        return algorithm, protocol
+        if now.dma_bytes > before.dma_bytes:
+            protocol += ", dma"
+        sent = now.sent_bytes - before.sent_bytes
+        share = round((now.dma_bytes - before.dma_bytes) / sent, 3) if sent else 0.0
+        return PlanUsed(algorithm, protocol, lanes, share)
 
     def close(self) -> None:
         """See :class:`CudaLibrary`."""
@@ -151,20 +156,32 @@ class CudaUnjam:
         )
 
 
-def plan_of(info: Mapping[str, Any], key: str) -> tuple[str, str]:
-    """Algorithm and protocol of a key of the group "bench", from a context's info.
+def plan_of(info: Mapping[str, Any], key: str) -> tuple[str, str, int | None]:
+    """Algorithm, protocol and lanes of a key of the group "bench", from a context's info.
 
-    "" for what is not told.
+    "" or None for what is not told.
     """
     for told in info["keys"]:
         if (told["group"], told["key"]) == ("bench", key):
-            return str(told["algorithm"]), str(told.get("protocol", ""))
-    return "", ""
+            return str(told["algorithm"]), str(told.get("protocol", "")), told.get("lanes")
+    return "", "", None
 
 
-def _straight(info: Mapping[str, Any]) -> int:
-    """Slices that this rank has stored straight into others' outputs."""
-    return sum(int(lane["into_outputs"]) for lane in info["lanes"])
+class _Moved(NamedTuple):
+    """What this rank has sent: slices straight into others' outputs, and bytes."""
+
+    straight: int = 0
+    sent_bytes: int = 0
+    dma_bytes: int = 0
+
+
+def _moved(info: Mapping[str, Any]) -> _Moved:
+    engines = info.get("kernel", {}).get("copy_engines", {})
+    return _Moved(
+        sum(int(lane["into_outputs"]) for lane in info["lanes"]),
+        sum(int(lane.get("bytes_sent", 0)) for lane in info["lanes"]),
+        int(engines.get("dma_bytes", 0)),
+    )
 
 
 class CudaNccl:

@@ -16,7 +16,7 @@ from . import messages
 from .cases import Case
 from .figures import figure, slowest
 from .job import Job
-from .rows import WARM_UP, Row, host_times, make_row, repetitions_in
+from .rows import WARM_UP, PlanUsed, Row, host_times, make_row, repetitions_in
 
 if TYPE_CHECKING:
     from .sweep import Sweep
@@ -57,13 +57,14 @@ def measure(sweep: Sweep, job: Job, case: Case) -> Iterator[Row]:
         job.ask(messages.Check())
 
 
-def plan_of_all(plans: list[tuple[str, str]]) -> tuple[str, str]:
+def plan_of_all(plans: list[PlanUsed]) -> PlanUsed:
     """What all ranks have used: of a kind with a root some have nothing to store into outputs."""
-    return max(plans, key=lambda plan: "direct" in plan[1])
+    used = max(plans, key=lambda plan: (len(plan.protocol), plan.dma_share or 0.0))
+    return used
 
 
 def _device_row(
-    peer: str, case: Case, plan: tuple[str, str], names: list[str], answers: list[dict[str, Any]]
+    peer: str, case: Case, plan: PlanUsed, names: list[str], answers: list[dict[str, Any]]
 ) -> Row:
     times = {name: slowest([answer[name][0] for answer in answers]) for name in names}
     issue = {

@@ -121,7 +121,8 @@ class CudaRank:
         if self._block is not None:
             self._block.restart()
         self._buffers = [
-            cuda_data.allocate(case, self._device, self._block) for _ in range(outstanding)
+            cuda_data.allocate(case, self._device, self._block, self._start.rank)
+            for _ in range(outstanding)
         ]
         self._stream.synchronize()
         self._calls = {

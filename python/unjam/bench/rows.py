@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import messages
 from .cases import Case
@@ -16,22 +16,37 @@ WARM_UP = 3
 Row = dict[str, Any]
 
 
+class PlanUsed(NamedTuple):
+    """By what unjam has run a case.
+
+    Attributes:
+        algorithm: of the plan.
+        protocol: of the plan; with "direct" behind it if slices were stored straight into others'
+            outputs, and with "dma" if copy engines have moved some.
+        lanes: of the plan, on GPUs an SM each; None: not told.
+        dma_share: of the bytes that were sent, what copy engines have moved; None: not told.
+    """
+
+    algorithm: str
+    protocol: str
+    lanes: int | None = None
+    dma_share: float | None = None
+
+
 def repetitions_in(seconds: float, warm: dict[str, list[int]]) -> int:
     """How often to repeat what took as long as `warm` says, by library."""
     once_ns = sum(min(times) for times in warm.values())
     return min(_MOST, max(FEWEST, int(seconds * 1e9 / max(1, once_ns))))
 
 
-def make_row(
-    peer: str, case: Case, mode: str, plan: tuple[str, str], times: dict[str, list[int]]
-) -> Row:
+def make_row(peer: str, case: Case, mode: str, plan: PlanUsed, times: dict[str, list[int]]) -> Row:
     """What was measured of one case in one mode.
 
     Args:
         peer: the other library's name in `times`, if it is there.
         case: which.
         mode: how.
-        plan: unjam's algorithm and protocol.
+        plan: by what unjam has run it.
         times: nanoseconds of a call, a repetition each, by library.
     """
     ours = figure(times["unjam"])
@@ -41,8 +56,11 @@ def make_row(
         "bytes": case.nbytes,
         "ranks": case.ranks,
         "mode": mode,
-        "algorithm": plan[0],
-        "protocol": plan[1],
+        "in_place": case.in_place or not case.buffers[1],
+        "algorithm": plan.algorithm,
+        "protocol": plan.protocol,
+        "lanes": plan.lanes,
+        "dma_share": plan.dma_share,
         "unjam_us": round(ours.us, 2),
         "unjam_busbw": round(bandwidth(case.nbytes, case.bus_factor, ours.us), 4),
         "peer": None,

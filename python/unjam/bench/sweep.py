@@ -12,7 +12,7 @@ from . import cuda_sweep, messages
 from .cases import Case
 from .estimate import estimate
 from .job import Job
-from .rows import WARM_UP, Row, host_times, make_row, repetitions_in
+from .rows import WARM_UP, PlanUsed, Row, host_times, make_row, repetitions_in
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Sweep:
         threads: ranks are threads of one process.
         device: "host" or "cuda".
         buffers: of both libraries: "own", "heap" (unjam's), or "registered" (with unjam).
+        dma: settings of UNJAM_DMA, a job and all rows for each; (): as the environment has it.
+        in_place: all-gathers' inputs lie in their outputs, on GPUs. (All-reduces, broadcasts and
+            reductions always run in place, reduce-scatters never.)
     """
 
     collectives: tuple[str, ...]
@@ -45,11 +48,13 @@ class Sweep:
     threads: bool = False
     device: str = "host"
     buffers: str = "own"
+    dma: tuple[str, ...] = ()
+    in_place: bool = False
 
     def cases(self) -> Iterator[Case]:
         """Every collective at every size, without repetition."""
         every = (
-            Case.of_size(collective, self.dtype, self.ranks, size)
+            Case.of_size(collective, self.dtype, self.ranks, size, self.in_place)
             for collective in self.collectives
             for size in self.sizes
         )
@@ -81,7 +86,23 @@ def run_sweep(
     """
     rows: list[Row] = []
     measure = _measure if sweep.device == "host" else cuda_sweep.measure
-    ranks = Job(
+    for number, dma in enumerate(sweep.dma or (None,)):
+        with _job(sweep, dma) as job:
+            if number == 0 and on_estimate is not None:
+                seconds = estimate(sweep, job)
+                if seconds is not None:
+                    on_estimate(seconds * max(1, len(sweep.dma)))
+            for case in sweep.cases():
+                for row in measure(sweep, job, case):
+                    row |= {"buffers": sweep.buffers, "dma": dma}
+                    rows.append(row)
+                    on_row(row)
+    return rows
+
+
+def _job(sweep: Sweep, dma: str | None) -> Job:
+    """The ranks; `dma`: their UNJAM_DMA, None: this process's."""
+    return Job(
         sweep.ranks,
         sweep.peer,
         sweep.limit_s,
@@ -89,16 +110,8 @@ def run_sweep(
         sweep.device,
         sweep.block_bytes,
         sweep.buffers == "registered",
+        None if dma is None else {"UNJAM_DMA": dma},
     )
-    with ranks as job:
-        if on_estimate is not None and (seconds := estimate(sweep, job)) is not None:
-            on_estimate(seconds)
-        for case in sweep.cases():
-            for row in measure(sweep, job, case):
-                row["buffers"] = sweep.buffers
-                rows.append(row)
-                on_row(row)
-    return rows
 
 
 def _measure(sweep: Sweep, job: Job, case: Case) -> Iterator[Row]:
@@ -108,7 +121,8 @@ def _measure(sweep: Sweep, job: Job, case: Case) -> Iterator[Row]:
     times = host_times(job, names, repetitions)
     job.ask(messages.Check())
     plan = plan_of(case)
-    yield make_row(sweep.peer, case, "host", (plan["algorithm"], plan["protocol"]), times)
+    used = PlanUsed(plan["algorithm"], plan["protocol"])
+    yield make_row(sweep.peer, case, "host", used, times)
 
 
 def plan_of(case: Case) -> dict[str, Any]:

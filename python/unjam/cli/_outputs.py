@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ..picture.files import amiss
 from ._streams import complain
-
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_picture(parser: argparse.ArgumentParser, path: Path) -> None:
     """Ends the command if `--picture` names no picture, or nothing draws it here."""
-    if path.suffix.lower() not in _PICTURES:
-        parser.error(f"--picture {path}: the ending must be .png, .svg or .pdf")
-    if importlib.util.find_spec("matplotlib") is None:
-        parser.error("--picture needs matplotlib: pip install matplotlib")
+    if problem := amiss(path):
+        parser.error(f"--picture: {problem}")
 
 
 def lacking(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from .. import _limits as limits
 from .._errors import InvalidArgument
 from .._types import Kind
 from ..bench.cases import parse_sizes, size_text
+from ..picture.files import amiss
 from ._console import make_console, make_table, print_json, print_title
 from ._outputs import lacking, write
 from ._streams import complain
@@ -273,12 +273,8 @@ def _check_picture(
         if options.picture_of is not None:
             raise ValueError("--picture-of needs a --picture to draw to")
         return
-    if options.picture.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--picture {options.picture}: the ending must be .png, .svg or .pdf")
-    if problem := lacking(options.picture):
+    if problem := amiss(options.picture) or lacking(options.picture):
         raise ValueError(f"--picture: {problem}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--picture needs matplotlib: pip install matplotlib")
     if drawn == "trees" and ranks[0] > 64:
         raise ValueError(f"--picture-of trees: {ranks[0]} ranks are too many to draw, give 2 to 64")
     if drawn == "path" and not options.path:

@@ -46,7 +46,14 @@ _LARGEST = 1 << 40  # bytes of a vector
 _GEMM_LANES = (1, 2, 4, 8, 16)
 _BUFFERS = {"own": "each its own", "heap": "in unjam's heap", "registered": "registered with unjam"}
 _STYLES = {"wins": "green", "loses": "red", "": ""}
-_WIDTHS = {"ratio": 5, "": 5, "mode": 6, "plan": 6}  # of columns, alike in all tables
+_WIDTHS = {
+    "ratio": 5,
+    "": 5,
+    "mode": 6,
+    "plan": 6,
+    "SMs": 3,
+    "DMA": 4,
+}  # of columns, alike in all tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +146,19 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         "into which ranks may store directly",
     )
     parser.add_argument(
+        "--in-place",
+        action="store_true",
+        help="on GPUs: all-gathers' inputs lie in their outputs (all-reduces, broadcasts and "
+        "reductions always run in place)",
+    )
+    parser.add_argument(
+        "--dma",
+        type=_several("on", "off"),
+        metavar="on,off",
+        help="settings of UNJAM_DMA on GPUs, all rows for each: whether copy engines move slices "
+        "of large collectives (default: as the environment has it)",
+    )
+    parser.add_argument(
         "--gemm",
         action="store_true",
         help="on GPUs: an 8192³ bf16 matrix product beside 1 GiB all-reduces instead",
@@ -173,7 +193,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(sweep: Sweep, console: Console) -> list[Row]:
     kind = "threads" if sweep.threads else "processes"
-    count = len(list(sweep.cases())) * len(sweep.modes)
+    count = len(list(sweep.cases())) * len(sweep.modes) * max(1, len(sweep.dma))
     console.print(
         f"{sweep.ranks} ranks ({kind}), {sweep.dtype}, buffers: {_BUFFERS[sweep.buffers]}\n"
         f"{_counted(count, 'row')}; {sweep.seconds:g} s of repetitions each, or at least "
@@ -246,8 +266,14 @@ def _sweep(options: argparse.Namespace) -> Sweep:
             options.parser.error(f"argument --mode: {modes[-1]} is for --device cuda")
         if options.gemm:
             options.parser.error("argument --gemm: needs --device cuda")
+        if options.in_place:
+            options.parser.error("argument --in-place: is for --device cuda")
+        if options.dma:
+            options.parser.error("argument --dma: copy engines are GPUs': add --device cuda")
     elif options.threads:
         options.parser.error("argument --threads: on GPUs every rank is a process")
+    elif options.gemm and options.dma:
+        options.parser.error("argument --dma: not with --gemm")
     elif lack := lacking(options.ranks):
         options.parser.error(f"argument --device: {lack}")
     chosen = options.collective or ["all_reduce", "all_gather", "broadcast"]
@@ -264,6 +290,8 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         threads=options.threads,
         device=options.device,
         buffers="heap" if options.heap else "registered" if options.registered else "own",
+        in_place=options.in_place,
+        dma=tuple(dict.fromkeys(options.dma or ())),
     )
 
 
@@ -285,15 +313,16 @@ def show_rows(console: Console, rows: list[Row], sweep: Sweep) -> None:
         columns[1:1] = ["mode"]
     if peer:
         columns += [f"{peer}\nµs", "busbw\nGB/s ", "ratio", ""]
-    columns += ["spread", "plan"]
+    columns += ["spread", *(["SMs", "DMA"] if sweep.dma else ["plan"])]
     numbers = [name for name in columns if name not in ("mode", "", "plan")]
-    for collective in dict.fromkeys(row["collective"] for row in rows):
-        console.print(f"\n{collective}", style="bold")
+    for collective, dma in dict.fromkeys((row["collective"], row.get("dma")) for row in rows):
+        setting = "" if dma is None else f", UNJAM_DMA={dma}"
+        console.print(f"\n{collective}{setting}", style="bold")
         table = make_table("", columns, numbers, box=None)
         for column in table.columns:
             column.min_width = _WIDTHS.get(str(column.header).partition("\n")[0], 7)
         for row in rows:
-            if row["collective"] == collective:
+            if (row["collective"], row.get("dma")) == (collective, dma):
                 table.add_row(*_cells(row, peer, sweep), style=_STYLES[verdict(row)])
         console.print(table)
     console.print()
@@ -313,7 +342,10 @@ def _cells(row: Row, peer: str, sweep: Sweep) -> list[str]:
         cells += [f"{row['ratio']:.2f}", verdict(row)]
         spread = f"{100 * row['spread']:.0f}/{100 * row['peer_spread']:.0f}%"
     plan = ", ".join(filter(None, (row["algorithm"], row["protocol"])))
-    return [*cells, spread + ("!" if is_unsure(row) else " "), plan]
+    cells += [spread + ("!" if is_unsure(row) else " ")]
+    if sweep.dma:
+        return [*cells, str(row["lanes"] or "-"), f"{100 * (row['dma_share'] or 0):.0f}%"]
+    return [*cells, plan]
 
 
 def _rate(gigabytes: float) -> str:
@@ -340,6 +372,11 @@ def legend(peer: str, rows: list[Row]) -> Iterator[str]:
         f"spread{whose}: width of the repetitions' middle half, of the median. "
         f"!: over {100 * UNSURE:.0f}%, the row tells little."
     )
+    if any(row.get("dma") for row in rows):
+        yield (
+            "SMs: that an in-stream call holds, a block each; DMA: of the bytes that were sent, "
+            "what copy engines moved."
+        )
     if not all(row["mode"] == "host" for row in rows):
         yield "host: one call and its wait; device: queued in a stream; async: many outstanding."
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .._errors import InvalidArgument
+from ..picture.files import amiss
 from ..pipeline import (
     SCHEDULES,
     Costs,
@@ -26,7 +26,7 @@ from ..pipeline import (
     write_csv,
 )
 from ..pipeline.orders import MOST_MICROBATCHES, MOST_STAGES
-from ..pipeline.picture import ENDINGS, NEEDS_MATPLOTLIB, draw
+from ..pipeline.picture import draw
 from ..pipeline.picture import text as chart_of
 from ._console import make_console, make_table, print_block, print_json, print_title, whole
 from ._outputs import file_to_write, write
@@ -171,13 +171,8 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("auto chooses the parts and their delay: leave --split")
     if options.json and options.chart:
         raise InvalidArgument("--chart means nothing with --json: leave one of them")
-    if options.picture is not None:
-        if options.picture.suffix.lower() not in ENDINGS:
-            raise InvalidArgument(
-                f"--picture: {options.picture}: the ending must be one of {', '.join(ENDINGS)}"
-            )
-        if importlib.util.find_spec("matplotlib") is None:
-            raise InvalidArgument(f"--picture: {NEEDS_MATPLOTLIB}")
+    if options.picture is not None and (problem := amiss(options.picture)):
+        raise InvalidArgument(f"--picture: {problem}")
 
 
 def _costs(options: argparse.Namespace) -> Costs:

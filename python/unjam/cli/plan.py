@@ -7,7 +7,7 @@ from ctypes import c_int
 from typing import Any
 
 from .. import _limits as limits
-from .._config import algorithms
+from .._config import algorithms, number_of_algorithm
 from .._errors import InvalidArgument
 from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of, op_of
@@ -92,10 +92,10 @@ def check_plan(options: argparse.Namespace) -> dict[str, Any]:
     """What the plan checker says, as the C API's JSON."""
     count = _COUNT if options.count is None else options.count
     lib = library()
-    names = algorithms()
-    number = names.get(options.algorithm or "auto")
+    number = number_of_algorithm(options.algorithm or "auto")
     if number is None:
-        raise InvalidArgument(f"--algorithm {options.algorithm}: choose one of {', '.join(names)}")
+        choices = ", ".join(algorithms())
+        raise InvalidArgument(f"--algorithm {options.algorithm}: choose one of {choices}")
     ranks, hosts = options.ranks, options.hosts or 1
     host_of = None if hosts == 1 else (c_int * ranks)(*hosts_of(ranks, hosts))
     report: dict[str, Any] = read_json(

@@ -193,8 +193,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check_picture(option: str, path: Path) -> None:
+    from ..picture.files import NEEDS_MATPLOTLIB
     from ..simulate import InputError
-    from ..simulate.pictures import NEEDS_MATPLOTLIB
 
     if path.suffix.lower() not in (".png", ".svg"):
         raise InputError(option, f"{path}: the ending must be .png or .svg")

@@ -17,7 +17,7 @@ from .times import time_plan
 
 _RANKS = (2, 4)
 _SIZES = (64, 4096, 65536, 1 << 20)
-_ALGORITHMS = ("ring", "double_binary_tree", "direct")
+_ALGORITHMS = ("ring", "double_binary_tree", "one_shot")
 _LEAST_CALLS, _MOST_CALLS, _SECONDS = 7, 200, 0.25
 _FITTED = ("slice_us", "wait_us", "peer_us", "engine_gb_per_s", "link_gb_per_s", "base_us")
 _BOUNDS = {
@@ -116,8 +116,8 @@ def host_machine(values: dict[str, float], runs: int = 0) -> Machine:
         "cores": Constant(len(os.sched_getaffinity(0)), "this host: processors that it may use"),
         "device": Constant("host", "unjam: UNJAM_DEVICE"),
         "lanes": Constant(1, "unjam: UNJAM_LANES"),
-        "slots": Constant(5, "unjam: UNJAM_ESCAPE_SLOTS"),
-        "slot_bytes": Constant(8192, "unjam: UNJAM_ESCAPE_SLOT_BYTES"),
+        "slots": Constant(5, "unjam: UNJAM_GUARANTEED_SLOTS"),
+        "slot_bytes": Constant(8192, "unjam: UNJAM_GUARANTEED_SLOT_BYTES"),
         "link_us": Constant(0.0, inside),
         "network_us": Constant(0.0, alone),
         "nic_gb_per_s": Constant(math.inf, alone),

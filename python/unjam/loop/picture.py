@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import InvalidArgument
+from ..picture.files import amiss
 from .plan import Plan
 from .tasks import FINISH
-
-NEEDS_MATPLOTLIB = "pictures need matplotlib: pip install matplotlib"
-ENDINGS = (".png", ".svg", ".pdf")
 
 _KINDS = {
     "embedding": "embedding",
@@ -50,14 +48,12 @@ def draw(plan: Plan, path: str | Path, title: str = "", until: float | None = No
         OSError: the file cannot be written.
     """
     path = Path(path)
-    if path.suffix.lower() not in ENDINGS:
-        raise InvalidArgument(f"{path}: a picture must end in {', '.join(ENDINGS)}")
-    try:
-        from matplotlib.patches import Patch
+    if problem := amiss(path):
+        raise InvalidArgument(problem)
+    from matplotlib.patches import Patch
 
-        from ..clock.pictures import drawing, plain
-    except ModuleNotFoundError as error:
-        raise InvalidArgument(NEEDS_MATPLOTLIB) from error
+    from ..clock.pictures import drawing, plain
+
     rows = plan.timeline()
     end = max((span.end for row in rows for span in row), default=1.0)
     end = min(end, until) if until is not None else end

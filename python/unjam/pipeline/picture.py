@@ -10,11 +10,9 @@ from typing import Any
 from rich.text import Text
 
 from .._errors import InvalidArgument
+from ..picture.files import amiss
 from .actions import KINDS
 from .simulate import Run, Span
-
-NEEDS_MATPLOTLIB = "pictures need matplotlib: pip install matplotlib"
-ENDINGS = (".png", ".svg", ".pdf")
 
 _COLORS = {"F": "#4269d0", "B": "#3ca951", "I": "#2f8f83", "W": "#efb118"}
 _INK = {"F": "white", "B": "white", "I": "white", "W": "#222222"}
@@ -41,14 +39,12 @@ def draw(run: Run, path: str | Path, title: str = "") -> None:
         OSError: the file cannot be written.
     """
     path = Path(path)
-    if path.suffix.lower() not in ENDINGS:
-        raise InvalidArgument(f"{path}: a picture must end in {', '.join(ENDINGS)}")
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise InvalidArgument(NEEDS_MATPLOTLIB) from error
+    if problem := amiss(path):
+        raise InvalidArgument(problem)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     from ..picture.text import literal
 
     panels, width = _layout(run)

@@ -11,7 +11,7 @@ from .._errors import Internal, InvalidArgument
 from .._interrupt import interruptible
 from .._lib import check, read_json
 from .._types import DType
-from ..group import Group, OnDone
+from ..group import Group, OnComplete
 from . import _abi, subset
 from .layout import Layout, Placement, Tensor, TensorSpec, Topology, tensors_of
 from .run import ReshardRequest, run
@@ -201,7 +201,7 @@ class Plan:
         dst: Mapping[str, Any] | None = None,
         key: str = "",
         priority: int = 0,
-        callback: OnDone | None = None,
+        callback: OnComplete | None = None,
     ) -> ReshardRequest:
         """Moves the tensors, as far as this rank has to do with them. Returns at once.
 

@@ -16,7 +16,7 @@ from .._errors import InvalidArgument, InvalidType, InvalidUsage
 from .._lib import check, read_json
 from .._names import encode
 from .._types import ARRAY_DTYPES, DType
-from ..group import Group, OnDone
+from ..group import Group, OnComplete
 from ..request import Request
 from . import _abi
 
@@ -79,7 +79,7 @@ def run(
     dst: Mapping[str, Any] | None,
     key: str,
     priority: int,
-    callback: OnDone | None,
+    callback: OnComplete | None,
 ) -> ReshardRequest:
     """What :meth:`Plan.run` does."""
     if not isinstance(group, Group):

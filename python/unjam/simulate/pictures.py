@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..picture.files import NEEDS_MATPLOTLIB
 from ..picture.text import literal
 from .errors import InputError
 from .job import Job
 from .sweeps import Sweep
-
-NEEDS_MATPLOTLIB = "pictures need matplotlib: pip install matplotlib"
 
 _COLORS = ("#2f6db3", "#c8553d", "#3b8f5a", "#8a5fb0", "#b58a1b", "#5b6670")
 

@@ -35,7 +35,7 @@ void write_link(const PlanRequest& request, Plan* plan) {
 
 // As a ring's, but for the slot that a ring keeps free where there is one only.
 std::uint64_t host_chunk_bytes(const PlanLimits& limits) {
-  return std::uint64_t{std::max(limits.escape_slots - 1, 1u)} * limits.escape_slot_bytes;
+  return std::uint64_t{std::max(limits.guaranteed_slots - 1, 1u)} * limits.guaranteed_slot_bytes;
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ std::optional<Plan> plan_chain(const PlanRequest& request, const PlanLimits& lim
   plan.geometry = make_geometry(request, 1);
   const bool cuda = limits.device == Device::kCuda;
   const bool is_short = cuda && request.ranks > 1 && request.ranks <= kShortChainRanks;
-  // (As a mesh plan.)
+  // (As an rsag plan.)
   assign_bulk_lanes(request, limits, is_short ? 0 : 1, &plan.geometry);
   if (is_short) {
     plan.geometry.chunk = slot_chunk(limits, plan.geometry);

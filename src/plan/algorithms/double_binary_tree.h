@@ -3,17 +3,11 @@
 // scan", 2009; the trees: trees.h.)
 //
 // One half of the vector goes through one tree, the other half through the other, in which the
-// first one's leaves are inside: so each rank sends and receives two vectors at most, in an
-// all-reduce, and one with a root, who stands outside of both trees. The trees have lanes of their
-// own (Geometry::by_lane). With one lane there is one tree.
-//
-// Up, a rank adds its own contribution to its children's sums, which come as a set, and sends the
-// sum to its parent; down, it copies the result, straight from its parent, and sends it on to its
-// children, a set. On the way down a rank lags by its depth: it works on the chunk that its parent
-// has sent a pass before, so all chunks are under way at once. Nobody waits in a circle, with one
-// slot: of all ranks take the one that is least far (pass; up before down; deeper first). What it
-// waits for upwards is a child, who is deeper and so no less far; downwards its parent, who sent it
-// a pass before; and who has no room has not come to a pass that is not later.
+// first one's leaves are inside. The trees have lanes of their own (Geometry::by_lane). With one
+// lane there is one tree. A root stands outside of both. Up, a rank adds its contribution to its
+// children's sums, which come as a set; down, it copies the result and sends it to its children, a
+// set. On the way down it lags by its depth, so all chunks are under way at once. One slot is
+// enough: docs/internals/slots-enough.md.
 #pragma once
 
 #include <cstdint>

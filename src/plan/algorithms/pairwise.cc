@@ -86,8 +86,8 @@ std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& 
   plan.protocol = Protocol::kSlot;
   plan.geometry =
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
-  plan.geometry.chunk =
-      chunk_elements(std::uint64_t{limits.escape_slots} * limits.escape_slot_bytes, plan.geometry);
+  plan.geometry.chunk = chunk_elements(
+      std::uint64_t{limits.guaranteed_slots} * limits.guaranteed_slot_bytes, plan.geometry);
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   if (limits.device == Device::kCuda && request.kind != Kind::kAllToAll) {
     plan.geometry.chunk = chunk_elements(chain_chunk_bytes(limits, plan.geometry), plan.geometry);

@@ -33,8 +33,8 @@ class PatProgram {
  public:
   PatProgram(const PlanRequest& request, const PlanLimits& limits, const Rails& rails)
       : rails_(rails),
-        order_(gather_order(rails.hosts(), limits.escape_slots)),
-        ahead_(limits.escape_slots - 1),
+        order_(gather_order(rails.hosts(), limits.guaranteed_slots)),
+        ahead_(limits.guaranteed_slots - 1),
         program_(request.ranks, request.rank) {}
 
   void write(Plan* plan) {

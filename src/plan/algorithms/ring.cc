@@ -83,7 +83,7 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
   assign_bulk_lanes(request, limits, 1, &plan.geometry);
   plan.geometry.chunk = chunk_elements(
-      std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes, plan.geometry);
+      std::uint64_t{limits.guaranteed_slots - 1} * limits.guaranteed_slot_bytes, plan.geometry);
 
   RingProgram program(request);
   if (request.ranks == 1) {

@@ -1,18 +1,12 @@
-// Double binary trees: two trees over the same ranks in which nobody is interior twice, so that
-// each rank passes on at most what it is given, in both trees together. Pure functions of a rank
-// and the number of ranks, each of O(log n) steps. (Sanders, Speck, Träff 2009, "Two-tree
-// algorithms for full bandwidth broadcast, reduction and scan".)
+// Double binary trees: two trees over the same ranks in which nobody is interior twice. Pure
+// functions of a rank and the number of ranks, each of O(log n) steps. (Sanders, Speck, Träff 2009,
+// "Two-tree algorithms for full bandwidth broadcast, reduction and scan".)
 //
 // One tree, over places 0 to n-1: in-order, the place's lowest bits say its height. With i = place
-// + 1 and b its lowest bit, the places below i are those of (i - b, i + b) that there are; so i has
-// children at i - b/2 and i + b/2 (or what stands for it where the tree ends at n), and what has an
-// odd i is a leaf. The top is the largest power of two: the tree has 1 + floor(log2 n) levels.
-//
-// The second tree puts a rank's place where the first one's leaves are: mirrored if n is even,
-// shifted by one if n is odd (then rank 0 is a leaf in both).
-//
-// With a root, that one stands outside: it feeds, or is fed by, the tops of two trees over the
-// others.
+// + 1 and b its lowest bit, i has children at i - b/2 and i + b/2 (or what stands for it where the
+// tree ends at n), and what has an odd i is a leaf. The top is the largest power of two. The second
+// tree is mirrored if n is even, shifted by one if n is odd (then rank 0 is a leaf in both). A root
+// stands outside: it feeds, or is fed by, the tops of two trees over the others.
 #pragma once
 
 #include <array>

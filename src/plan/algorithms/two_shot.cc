@@ -30,7 +30,7 @@ std::optional<Plan> plan_two_shot(const PlanRequest& request, const PlanLimits& 
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
   plan.protocol = packet_protocol(limits, message_bytes(plan.geometry));
   plan.geometry.chunk =
-      chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
+      chunk_elements(payload_bytes(plan.protocol, limits.guaranteed_slot_bytes), plan.geometry);
   if (limits.device == Device::kCuda) {
     plan.geometry.lanes = packet_lanes(limits, plan, kTwoShotUnits);
     plan.geometry.lanes = leave_room(request, limits, plan, kTwoShotHalfUnits);

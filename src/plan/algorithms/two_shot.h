@@ -1,19 +1,14 @@
 // The two-shot planner: an all-reduce of middling size on GPUs, straight between all pairs in
-// packets, in two hops: reduce-scatter, then all-gather. Rank p owns part p: everybody sends it
-// their contribution to that part (scatter), it adds them in ascending order of rank, so that all
-// ranks hold the same bits, and sends the result to everybody (collect). A mesh plan does the same
-// through slots, many of them a lane, its hops passes apart; a direct plan sends everything to
-// everybody in one hop. Of a vector of b bytes among n ranks a rank sends here 2 (n-1)/n b, there
-// (n-1) b: the hop more is worth it as soon as links take longer for the difference. Packets, whose
-// flags go through links, too, are worth it while a call is short, which needs no engine then
-// (kernels/call_by_packets.cuh).
+// packets, in two hops. Rank p owns part p: everybody sends it their contribution to that part
+// (scatter), it adds them in ascending order of rank, so that all ranks hold the same bits, and
+// sends the result to everybody (collect). Of b bytes among n ranks a rank sends 2 (n-1)/n b, where
+// a one-shot plan sends (n-1) b. Packets are worth it while a call is short, which needs no engine
+// then (kernels/call_by_packets.cuh).
 //
-// A chunk is one slice of each part, as much as an escape slot holds of packets or lines
-// (Protocol::kPacket, kLine), and two slots are enough, by the mesh plan's argument (mesh.h): a
-// connector carries the contribution and then the result of each chunk, and the latter is sent in
-// the very step in which the peers' contributions are consumed. The two carry different flags: the
-// result makes a second hop (kSecondHop). Lanes are as many as give a thread one unit of each part,
-// or half of all.
+// A chunk is one slice of each part, as much as a guaranteed slot holds of packets or lines, and
+// two slots are enough, by the rsag plan's argument (docs/internals/plan-checker.md). The result
+// makes a second hop, with other flags (kSecondHop). Lanes are as many as give a thread one unit of
+// each part, or half of all.
 #pragma once
 
 #include <cstdint>

@@ -103,8 +103,8 @@ CheckResult check_plans(const PlanRequest& request, const std::vector<Plan>& pla
   result.slots = options.slots;
   result.slot_bytes = options.slot_bytes;
   PlanLimits limits;
-  limits.escape_slots = static_cast<std::uint32_t>(std::max(options.slots, 0));
-  limits.escape_slot_bytes = options.slot_bytes;
+  limits.guaranteed_slots = static_cast<std::uint32_t>(std::max(options.slots, 0));
+  limits.guaranteed_slot_bytes = options.slot_bytes;
   PlanRequest any_rank = request;
   any_rank.rank = 0;
   result.error = request_error(any_rank, limits);

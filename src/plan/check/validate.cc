@@ -140,8 +140,9 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   const bool gathers = from_set(p) && !has(kCollect);
   if (carrier_of(p) != Carrier::kBlocks) {
     if (carrier_of(p) != Carrier::kCopyEngine) return "there is no such carrier";
-    // (Others than blocks neither reduce nor scale, and whoever waits for packets polls the data.)
-    constexpr unsigned kRead = kLocal | kContribute | kScatter;
+    // (Others than blocks neither reduce nor scale, and whoever waits for packets polls the data.
+    // With kCopy the mark counts in place, where nothing is copied.)
+    constexpr unsigned kRead = kLocal | kContribute | kScatter | kCopy;
     if (packets || (f & ~kRead) != kSend) return "a copy engine carries slices that are only sent";
   }
   if ((p.flags & kSecondHop) != 0) {

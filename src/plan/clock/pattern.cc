@@ -59,7 +59,7 @@ std::optional<Pattern> pattern_of_plans(PlanRequest request, const Machine& mach
     const std::optional<Plan> plan = make_plan(request, limits, algorithm, error);
     if (!plan) return std::nullopt;
     if (request.rank == 0) {
-      add_geometry(plan->geometry, limits.escape_slot_bytes, plan->protocol, &pattern);
+      add_geometry(plan->geometry, limits.guaranteed_slot_bytes, plan->protocol, &pattern);
     }
     for (std::size_t i = 0; i < plan->primitives.size(); ++i) {
       add_primitive(plan->primitives[i], ranks_received_from(*plan, i), ranks_sent_to(*plan, i),
@@ -82,7 +82,7 @@ std::optional<Pattern> pattern_of_trees(PlanRequest request, const PlanLimits& l
   pattern.ranks = request.ranks;
   pattern.all_ranks = request.ranks;
   pattern.first_step.push_back(0);
-  add_geometry(plan->geometry, limits.escape_slot_bytes, plan->protocol, &pattern);
+  add_geometry(plan->geometry, limits.guaranteed_slot_bytes, plan->protocol, &pattern);
   const int trees = static_cast<int>(plan->geometry.parts);
   for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
     const ProgramBuilder program = double_binary_tree_program(request, trees);
@@ -133,8 +133,8 @@ void add_geometry(const Geometry& g, std::uint32_t slot_bytes, Protocol protocol
 PlanLimits limits_of(const Machine& machine) {
   PlanLimits limits;
   const bool cuda = machine.device == Device::kCuda;
-  limits.escape_slots = machine.slots;
-  limits.escape_slot_bytes = machine.slot_bytes;
+  limits.guaranteed_slots = machine.slots;
+  limits.guaranteed_slot_bytes = machine.slot_bytes;
   limits.lanes = machine.lanes;
   limits.device = machine.device;
   limits.overlap = cuda;
@@ -180,9 +180,9 @@ std::optional<Pattern> make_pattern(const ClockRequest& request, const Machine& 
   const PlanLimits limits = limits_of(machine);
   std::optional<Pattern> pattern;
   if ((*name == kRing2d || *name == to_string(Algorithm::kRing)) &&
-      limits.escape_slots < kMinRingSlots) {
+      limits.guaranteed_slots < kMinRingSlots) {
     say(error, *name + " needs at least " + std::to_string(kMinRingSlots) + " slots, not " +
-                   std::to_string(limits.escape_slots));
+                   std::to_string(limits.guaranteed_slots));
     return std::nullopt;
   }
   if (is_of_nodes(*name)) {

@@ -43,11 +43,11 @@ void add_data(const PlanRequest& request, const Machine& machine, std::uint32_t 
     if (part.count * parts != request.count) pattern->exact = false;
   }
   assign_bulk_lanes(request, limits, 1, &part);
-  part.chunk =
-      chunk_elements(std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes, part);
+  part.chunk = chunk_elements(
+      std::uint64_t{limits.guaranteed_slots - 1} * limits.guaranteed_slot_bytes, part);
   pattern->lanes = part.lanes;
   pattern->chunk_bytes = part.chunk * element;
-  pattern->slice_bytes = limits.escape_slot_bytes / element * element;
+  pattern->slice_bytes = limits.guaranteed_slot_bytes / element * element;
   for (std::uint32_t l = 0; l < part.lanes; ++l) {
     pattern->lane_bytes.push_back(part.lane_part(0, part.first_lane + l).length * element);
   }

@@ -61,7 +61,7 @@ std::size_t Courier::memory_bytes(const CourierSettings& s) {
   route.take<std::uint64_t>(s.shape.connectors);
   route.take<Out>(s.shape.connectors);
   route.take<In>(s.shape.connectors);
-  route.take<Borrowed>(s.shape.borrow_slots);
+  route.take<Borrowed>(s.shape.pool_slots);
   bytes += route.bytes() * here * elsewhere * s.shape.lanes;
   Carver announced(nullptr);
   announced.take<std::uint64_t>(kAnnouncements);
@@ -109,7 +109,7 @@ Courier::Courier(const CourierSettings& s, unsigned char* memory, Fabric& fabric
         to.board.groups = carver.take<std::uint64_t>(shape_.connectors);
         to.out = carver.take<Out>(shape_.connectors);
         to.in = carver.take<In>(shape_.connectors);
-        to.borrowed = carver.take<Borrowed>(shape_.borrow_slots);
+        to.borrowed = carver.take<Borrowed>(shape_.pool_slots);
         groups_[(std::size_t{index_[r]} * shape_.lanes + l) * shape_.ranks + q] = to.board.groups;
       }
       Announcements& a = announcements_[index_[q]];
@@ -138,10 +138,10 @@ unsigned char* Courier::slot_of(unsigned char* part, std::uint32_t lane, std::ui
                                 std::uint64_t step, std::uint32_t location) const {
   if (location != 0) {
     return part - shape_.head(lane) + shape_.borrowed(lane) +
-           std::uint64_t{location - 1} * shape_.borrow_slot_bytes;
+           std::uint64_t{location - 1} * shape_.pool_slot_bytes;
   }
   return steps(part, lane, i) + kSlotHeaders * sizeof(SlotHeader) +
-         step % shape_.escape_slots * shape_.escape_slot_bytes;
+         step % shape_.guaranteed_slots * shape_.guaranteed_slot_bytes;
 }
 
 // Of a step that is posted and not shown as consumed.
@@ -338,7 +338,7 @@ bool Courier::send_announcements(std::uint32_t p) {
 bool Courier::send_steps(Peer& peer, std::uint32_t p, FrameChannel channel) {
   const auto c = static_cast<std::size_t>(channel);
   const std::uint32_t turn =
-      std::max({shape_.escape_slot_bytes, shape_.borrow_slot_bytes, kShortBytes});
+      std::max({shape_.guaranteed_slot_bytes, shape_.pool_slot_bytes, kShortBytes});
   std::uint32_t empty = 0;
   while (empty < peer.count && peers_[p].state != State::kGone) {
     Route& r = routes_[by_process_[peer.first + peer.turn[c]]];

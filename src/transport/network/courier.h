@@ -9,7 +9,7 @@
 //     whose reader is through with whatever was there before. They stay the sender's until the
 //     receiver consumes this very step. Both ends count alike, so the receiver can tell: it knows
 //     what it has consumed (never less than what it has given credit for), and which step has used
-//     each borrowed slot last;
+//     each pool slot last;
 //   - a connector's new owner begins where all that was posted before was consumed;
 //   - credits, the end of a listing, announcements and the good-bye have words of their own, which
 //     later values replace.

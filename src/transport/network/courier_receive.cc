@@ -73,11 +73,11 @@ const char* Courier::refusal(Route& r, const CourierFrame& f, bool* drop) {
     // The header is that of a step which was consumed, and so is the slot.
     if (f.step - mine >= kSlotHeaders) return "a slice whose place is another one's";
     if (f.location == 0) {
-      if (f.step - mine >= shape_.escape_slots) return "a slice in a slot that is taken";
+      if (f.step - mine >= shape_.guaranteed_slots) return "a slice in a slot that is taken";
     } else {
       const Borrowed& use = r.borrowed[f.location - 1];
       if (use.step_end != 0 && consumed(r, use.connector) < use.step_end) {
-        return "a slice in a borrowed slot that is taken";
+        return "a slice in a pool slot that is taken";
       }
     }
     if (in.begun && f.base == in.base) {

@@ -28,8 +28,8 @@ const char* check_data(const CourierFrame& f, const ArenaShape& shape) {
   if (f.tag == kTagUnused) return "a slice of no key";
   if (f.step < f.base) return "a slice from before its key";
   const bool borrowed = f.location != 0;
-  if (f.location > shape.borrow_slots) return "a slice in a slot that is not there";
-  if (f.bytes > (borrowed ? shape.borrow_slot_bytes : shape.escape_slot_bytes)) {
+  if (f.location > shape.pool_slots) return "a slice in a slot that is not there";
+  if (f.bytes > (borrowed ? shape.pool_slot_bytes : shape.guaranteed_slot_bytes)) {
     return "a slice longer than its slot";
   }
   // step_flag() sets the lowest bit; the others of kFlagPlaces say where the slice lies.

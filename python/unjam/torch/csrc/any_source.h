@@ -31,7 +31,7 @@ class AnySource {
     at::Tensor tensor;
     std::size_t count;
     unjamDataType_t dtype;
-    std::string alike;
+    std::string match_text;
     int size;
     // CUDA: it has come when the caller's stream has done what it held at the call. The stream
     // itself may hold more by now, for example something that waits for the rank that sends.
@@ -192,7 +192,7 @@ class AnySource {
 
   static unjamResult_t receive(const Receive& r, int from, unjamRequest_t* request) {
     unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
-    options.alike = r.alike.c_str();
+    options.match_text = r.match_text.c_str();
     return unjamRecv(r.group, r.key.c_str(), r.tensor.data_ptr(), r.count, r.dtype, from, &options,
                      request);
   }

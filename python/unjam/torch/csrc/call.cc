@@ -266,7 +266,7 @@ void Call::listen() {
   waiting_for_.store(requests_.size());
   for (unjamRequest_t request : requests_) {
     auto* listener = new Listener{shared_from_this(), requests_.decides(request)};
-    check(unjamOnDone(
+    check(unjamOnComplete(
               request,
               [](unjamResult_t result, void* user) noexcept {
                 auto* own = static_cast<Listener*>(user);

@@ -639,8 +639,8 @@ WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
   }
   WorkPtr work = launch.done({t});
   AnySource::get().add({this, launch.share(), launch.groups(), launch.group(), launch.key(), t,
-                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, e.alike, getSize(),
-                        std::move(called)});
+                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, e.match_text,
+                        getSize(), std::move(called)});
   return work;
 }
 

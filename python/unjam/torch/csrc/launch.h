@@ -100,12 +100,12 @@ class UnjamBackend::Launch {
   // Of a call without data.
   const unjamCallOptions_t* options() { return options(Elements{}); }
   const unjamCallOptions_t* options(const Elements& elements) {
-    alike_ = elements.alike;
+    match_text_ = elements.match_text;
     if (thread_key_.scope != nullptr) {
-      alike_ += (alike_.empty() ? "" : ", ") + thread_key_.scope->who_calls();
+      match_text_ += (match_text_.empty() ? "" : ", ") + thread_key_.scope->who_calls();
     }
-    shorten(alike_);
-    options_.alike = alike_.c_str();
+    shorten(match_text_);
+    options_.match_text = match_text_.c_str();
     return &options_;
   }
 
@@ -255,7 +255,7 @@ class UnjamBackend::Launch {
 
   // To what the library takes.
   static void shorten(std::string& text) {
-    constexpr std::size_t kMost = UNJAM_ALIKE_BYTES - 1, kHash = 16;
+    constexpr std::size_t kMost = UNJAM_MATCH_TEXT_BYTES - 1, kHash = 16;
     if (text.size() > kMost) text = text.substr(0, kMost - kHash - 1) + "~" + hashed(text);
   }
 
@@ -300,7 +300,7 @@ class UnjamBackend::Launch {
   const std::string key_;
   std::shared_ptr<Call> call_;
   unjamCallOptions_t options_ = UNJAM_CALL_OPTIONS_INITIALIZER;
-  std::string alike_;  // which that points to
+  std::string match_text_;  // which that points to
   int source_ = -1, destination_ = -1;
   int root_ = -1, op_ = -1;
   std::unique_ptr<Range> range_;       // until the call has it

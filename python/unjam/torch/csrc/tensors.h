@@ -18,8 +18,8 @@ struct Elements {
   unjamDataType_t dtype = UNJAM_UINT8;
   std::size_t each = 1;
   // What the ranks must agree on beside that, in words; most types are what they travel as.
-  std::string alike;
-  void also(const std::string& words) { alike += (alike.empty() ? "" : " ") + words; }
+  std::string match_text;
+  void also(const std::string& words) { match_text += (match_text.empty() ? "" : " ") + words; }
 };
 
 inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {

@@ -246,6 +246,30 @@ class CudaDev {
     return true;
   }
 
+  // By all of take_in()'s threads, of the first submission of a key. Its place was another key's,
+  // perhaps of another group, whose members are others: what that knew of their connectors is not
+  // this key's, nor are addresses there. (Seen by the lanes with the invocation, which is published
+  // behind a barrier, and a fence or a release of the thread that publishes it.)
+  static __device__ __forceinline__ void begin_key(CudaRank& r, const CudaSqe& sqe, unsigned thread,
+                                                   unsigned threads) {
+    const std::uint32_t ranks = r.rank.lanes[0].transport.shape.ranks;
+    for (std::uint32_t i = thread; i < r.rank.num_lanes * ranks; i += threads) {
+      const LaneKey& lane = sqe.inv.key->lanes[i / ranks];
+      lane.out[i % ranks] = OutEndpoint{};
+      lane.in[i % ranks] = InEndpoint{};
+    }
+    if (thread != 0) return;
+    KeyState& key = *sqe.inv.key;
+    key.tag = sqe.key_tag;
+    key.group = sqe.key_group;
+    for (std::uint32_t l = 0; l < r.rank.num_lanes; ++l) {
+      LaneKey& lane = key.lanes[l];
+      lane.preemptions = lane.spins = lane.slices = lane.time_ns = lane.lack = 0;
+    }
+    // Release: whoever may run the key's first invocation sees its state.
+    store_release_local(key.done, sqe.key_done);
+  }
+
   // Copies a submission to its slot, by threads that synchronise afterwards. The slot was free, so
   // no lane looks at it. Of the host's memory all is read at once, for each look there takes long;
   // but of primitives and members as many as there are threads, more (of large groups) behind that.
@@ -308,29 +332,7 @@ class CudaDev {
       (i < kInvocation ? reinterpret_cast<uint4*>(&r.rank.invocations[slot])[i]
                        : reinterpret_cast<uint4*>(&r.calls[slot])[i - kInvocation]) = words[k];
     }
-    if (fresh) {
-      // Its place was another key's, perhaps of another group, whose members are others: what that
-      // knew of their connectors is not this key's, nor are addresses there. (Seen by the lanes
-      // with the invocation, which is published behind a barrier, and a fence or a release of the
-      // thread that publishes it.)
-      const std::uint32_t ranks = r.rank.lanes[0].transport.shape.ranks;
-      for (std::uint32_t i = thread; i < r.rank.num_lanes * ranks; i += threads) {
-        const LaneKey& lane = sqe.inv.key->lanes[i / ranks];
-        lane.out[i % ranks] = OutEndpoint{};
-        lane.in[i % ranks] = InEndpoint{};
-      }
-    }
-    if (thread == 0 && fresh) {
-      KeyState& key = *sqe.inv.key;
-      key.tag = sqe.key_tag;
-      key.group = sqe.key_group;
-      for (std::uint32_t l = 0; l < r.rank.num_lanes; ++l) {
-        LaneKey& lane = key.lanes[l];
-        lane.preemptions = lane.spins = lane.slices = lane.time_ns = lane.lack = 0;
-      }
-      // Release: whoever may run the key's first invocation sees its state.
-      store_release_local(key.done, sqe.key_done);
-    }
+    if (fresh) begin_key(r, sqe, thread, threads);
     return slot;
   }
 

@@ -70,7 +70,7 @@ struct EngineLaunch {
   EngineKind kind = EngineKind::kDaemon;
   std::uint32_t slot = 0;    // that it ends with, if it is a wait
   std::uint64_t serial = 0;  // of the invocation there; of daemons: their generation, unique
-  std::uint32_t choice = 0;  // of daemons, 0 and 1 by turns: LaneChoice::choose()
+  std::uint32_t choice = 0;  // of daemons, 0 and 1 by turns: LanePlacement::choose()
 };
 struct CudaLaunch {
   std::uint32_t slot = 0;
@@ -122,13 +122,13 @@ struct CudaRank {
   // [slots][lanes]: what lanes have behind them as the engine first sees an invocation. The lane
   // that has, or a call's last, writes it; the engine's sets it back when it has read it.
   HandOver* handed = nullptr;
-  std::uint64_t* paces = nullptr;          // [slots][lanes]: LanePace
+  std::uint64_t* paces = nullptr;          // [slots][lanes]: LanePacing
   StreamCall* calls = nullptr;             // [slots]: of those that may be tried whole
   std::uint64_t calls_without_engine = 0;  // that have ended without the engine
   std::uint64_t early_calls = 0;           // that need not wait for what was in front to end
-  // Of calls whose kernels have begun, by the low bits of their serials: Succession::word().
+  // Of calls whose kernels have begun, by the low bits of their serials: LaunchSequence::word().
   std::uint64_t launches[kRecentLaunches] = {};
-  CallPlaces places;                         // SMs of the blocks of calls by chains
+  ClusterPlacement clusters;                 // SMs of the blocks of calls by chains
   Primitive* programs = nullptr;             // [slots][kMaxProgram]
   CudaTables* tables = nullptr;              // [slots]
   std::uint32_t* pokes[kMaxCudaRanks] = {};  // this rank's words at each peer, by lane
@@ -136,7 +136,7 @@ struct CudaRank {
   // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an
   // instance drives it (its lease). High half: it was left with something in its queue.
   std::uint64_t lanes = 0;
-  LaneChoice lane_placement;       // of the daemon's blocks
+  LanePlacement lane_placement;    // of the daemon's blocks
   std::uint32_t attention = 0;     // CudaLink::attention, as last seen
   std::uint32_t moving = 0;        // a bit a lane: something moves in it
   std::uint32_t holding = 0;       // a bit a lane: its queue was not empty at the last look

@@ -1,20 +1,14 @@
-// How the host and a GPU's engine instances (daemon, calls, waits) tell each other that there is
-// work and that nobody is there. Not used by the host device, whose threads can wake each other.
-//
-// The lanes' words live in device memory, which the host cannot change atomically, and the GPU
-// cannot wake a host thread. So host and device talk through words in pinned host memory that one
-// side stores and the other loads:
+// How the host and a GPU's engine instances (docs/internals/instances.md) tell each other that
+// there is work and that nobody is there: through words in pinned host memory that one side stores
+// and the other loads, for a GPU can wake no host thread.
 //   resident  stored by the first lane's driver: it looks at what the host posts
 //   posted    stored by the host: counts what it has made (submissions, marks, cancellations)
 //   rung      stored by the device: an instance is needed; cleared by the launcher
 //   queued    stored by the launcher before it launches, cleared by the instance that begins
-// Quit:  the driver clears `resident`, then looks at `posted` once more.
-// Work:  the host stores `posted`, then looks at `resident`: 0, it wakes its launcher.
-// Both are sequentially consistent, so at least one sees the other.
-//
-// While a stream waits, some instance drives every lane even if nothing can be launched (a thread
-// in cudaFree holds the driver); while no stream waits, the device becomes idle. The schedule
-// explorer runs these steps in tests/unit/protocol_test.cc and leaving_test.cc.
+// Quit: the driver clears `resident`, then looks at `posted` once more. Work: the host stores
+// `posted`, then looks at `resident`; if that is 0, it wakes its launcher. Both are sequentially
+// consistent, so at least one sees the other. protocol_test.cc and leaving_test.cc explore these
+// steps.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ struct alignas(16) StreamCall : Schedule {
   bool plain = false;
   bool lines = false;  // Protocol::kLine
   std::uint32_t most_polls = kStreamCallPolls;
-  std::uint32_t follows = 0;  // the low half of a serial, see CallInFront; 0: of none
+  std::uint32_t follows = 0;  // the low half of a serial, see OverlapRule; 0: of none
   std::uint16_t members[kStreamCallRanks] = {};  // of each place, the rank in the job
   std::uint64_t tag = 0;
   std::uint64_t flag = 0;        // of the packets, see packet_flag()

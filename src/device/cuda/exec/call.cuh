@@ -24,7 +24,7 @@ struct Shared {
   std::uint32_t hopeless;  // no use in waiting for packets. Stored once, read while polling
   std::uint32_t waited;    // it is the stream's turn. The same
   std::uint32_t serves;
-  std::uint32_t close;  // nothing in front is waited for but leases, see CallInFront
+  std::uint32_t close;  // nothing in front is waited for but leases, see OverlapRule
 };
 
 // The first warp sees to members, the lease and the call; the others move data, each thread units

@@ -21,13 +21,21 @@ inline bool is_plain(const Lowered& lowered, const Invocation& inv) {
          (!lowered.schedule.reduces || is_common_sum(inv.geometry.dtype, inv.op));
 }
 
+// Whether the own block of the input lies where the output has it.
+inline bool is_in_place(const Invocation& inv) {
+  const Range own = inv.geometry.part(inv.geometry.blocked() ? inv.group_rank : 0u);
+  return inv.input_at(own.offset) == inv.output_at(own.offset);
+}
+
 // `lowered` must be. Leaves `call.lanes` to who knows whether the call may go without the engine.
 inline void bind(const Lowered& lowered, const Invocation& inv, StreamCall& call) {
   call = StreamCall{};  // of the call before
   static_cast<Schedule&>(call) = lowered.schedule;
   if (call.by_slots) {
-    // In place there is nothing to copy.
-    call.steps.copies = call.steps.copies && inv.input != inv.output;
+    // In place there is nothing to copy. Elsewhere what is sent blocks move, if they copy it too.
+    SlotSteps& steps = call.steps;
+    steps.copies = steps.copies && inv.input != inv.output;
+    steps.carried = steps.carried && !steps.copies && (!steps.stores_sent || is_in_place(inv));
     return;
   }
   call.plain = is_plain(lowered, inv);

@@ -139,7 +139,7 @@ class CudaDaemon : public StreamDaemon {
 
   LowerLimits lower_limits() const override {
     return {o_.block_threads, o_.shape.lanes, o_.whole_lines, o_.in_stream_patience_us,
-            o_.shape.escape_slot_bytes};
+            o_.shape.guaranteed_slot_bytes};
   }
 
   bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
@@ -157,7 +157,7 @@ class CudaDaemon : public StreamDaemon {
     const unsigned blocks = l.call.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     // (Nobody asks for the stream of other calls, which would pay for that.)
     const bool overlaps = o_.in_stream_overlap && l.call.by_slots;
-    l.call.follows = call_in_front_.next(inv, l.call, overlaps ? number_of(stream) : 0);
+    l.call.follows = overlap_rule_.next(inv, l.call, overlaps ? number_of(stream) : 0);
     void* arguments[] = {&rank_, &l};
     // The blocks of such a call may come while what is in front of it ends: they wait for that.
     const bool early = kernels_.early() && l.call.lanes != 0;
@@ -322,7 +322,7 @@ class CudaDaemon : public StreamDaemon {
     CopyRing* rings = nullptr;
     if (o_.copies) {
       copies_ = std::make_unique<CopyThread>(
-          CopyThread::Options{o_.device, o_.rank, o_.shape.ranks, o_.shape.borrow_bytes(),
+          CopyThread::Options{o_.device, o_.rank, o_.shape.ranks, o_.shape.pool_bytes(),
                               o_.copies_in_flight, o_.copies_stuck});
       rings = copies_->allocate(error);
       if (rings == nullptr) return false;
@@ -466,7 +466,7 @@ class CudaDaemon : public StreamDaemon {
   cudaStream_t copy_stream_ = nullptr;     // of queue_copy(), where a call has none
   std::unique_ptr<CopyThread> copies_;
   std::string copies_failure_;  // why nobody carries them out
-  CallInFront call_in_front_;
+  OverlapRule overlap_rule_;
   std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one
   std::size_t launches_made_ = 0;
   std::uint64_t sq_written_ = 0;

@@ -1,27 +1,13 @@
-// Which calls in a stream may begin before the one in front of them has ended (of those that go
-// through slots).
+// Which calls in a stream may begin before the one in front of them has ended, of those that go
+// through slots: docs/internals/neighbouring-calls.md. A call that neither writes what the one in
+// front reads or writes, nor reads what that writes, is *close* to it; so is the same call once
+// more. Each lane of a close call begins as soon as that one's has given back its lease.
 //
-// A stream's order is kept for whoever can tell. A call that neither writes what the one in front
-// of it reads or writes, nor reads what that writes, cannot be told from one that began later; nor
-// can the same call once more, whose lanes read and write the same bytes. Such a call is close to
-// the one in front, and each of its lanes begins as soon as that one's has given back its lease.
-// For that all of this must hold:
-//   The two are this rank's, in one stream, one behind the other, and buffers are so: next(), which
-//   the host asks in the order of its calls. (Threads that call at the same time may launch in
-//   another order; then the next does not hold.)
-//   The later one has all the lanes that the other has. So who has what all of its lanes bring (a
-//   peer, for which an all-reduce is a barrier, too) is behind all of the other.
-//   No kernel is between them, nor of anybody's in another stream: launch_sequence.cuh, by the
-//   kernels themselves, for a kernel between them could let us begin early, too. (Anything else in
-//   a stream, copies, graphs, events, host functions, CUDA ends before it begins a kernel behind
-//   it, and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.)
-//
-//   The one in front waits for nobody, will end, and has had its turn: it lets the next call's
-//   blocks come only then (stream_call_reports.h; end(), in run_by_slots()). So what was in front
-//   of it has ended as we begin, and at most two calls overlap.
-//
-// (Addresses are compared, so memory that is mapped twice, by cuMemMap say, is taken for two.)
-// A close call ends behind the one in front: it waits for its stream before it lets others come.
+// Asked here: that the two are this rank's, one behind the other in one stream, with such buffers,
+// and that the later one has all the lanes that the other has. Kernels themselves find whether
+// another one is between them (launch_sequence.cuh), and let the next call's blocks come only when
+// the stream has come to their own. So at most two calls overlap. (Addresses are compared, so
+// memory that is mapped twice, by cuMemMap say, is taken for two.)
 #pragma once
 
 #include <algorithm>
@@ -34,7 +20,7 @@
 
 namespace unjam {
 
-class CallInFront {
+class OverlapRule {
  public:
   // Of a rank's next call in a stream: what its StreamCall::follows is to be. `stream`: its number,
   // unlike any other's; 0: it may overlap with none.
@@ -81,8 +67,8 @@ class CallInFront {
     std::copy(std::begin(call.steps.parts), std::end(call.steps.parts), seen.parts);
     return seen;
   }
-  // What lanes read and write depends on nothing else (Stream::stretch_of()): on the geometry, and
-  // on whose part is where.
+  // What lanes read and write depends on nothing else (SlotCall::stretch_of()): on the geometry,
+  // and on whose part is where.
   static bool are_same(const Seen& a, const Seen& b) {
     return a.input == b.input && a.output == b.output && a.geometry == b.geometry &&
            std::equal(std::begin(a.parts), std::end(a.parts), b.parts);

@@ -107,7 +107,7 @@ class RankMemory {
       key = {fresh->tag, ++keys_begun_ << kUseBits};
     }
     place.inv = inv;
-    place.inv.turn = key.first_turn + inv.n;
+    place.inv.use = key.first_use + inv.n;
     std::copy_n(inv.program, inv.num_primitives, place.program);
     std::copy_n(inv.members, inv.group_size, place.members);
     std::copy_n(inv.neighbours, inv.num_neighbours, place.neighbours);
@@ -116,7 +116,7 @@ class RankMemory {
     if (fresh == nullptr) return;
     place.key_tag = fresh->tag;
     place.key_group = fresh->group;
-    place.key_done = key.first_turn + fresh->done;
+    place.key_done = key.first_use + fresh->done;
   }
 
   // Fills in where everything is, of a call that was bound and whose key has begun.
@@ -151,7 +151,7 @@ class RankMemory {
 
  private:
   struct HeldKey {
-    std::uint64_t tag = 0, first_turn = 0;
+    std::uint64_t tag = 0, first_use = 0;
   };
 
   void lay_out(unsigned char* base) {
@@ -217,7 +217,7 @@ class RankMemory {
       if (p == o_.rank) continue;
       PeerSendState& peer = peers_now_[l][p];
       peer.owners = at.take<ConnectorOwner>(shape.connectors);
-      peer.borrows = at.take<BorrowUse>(shape.borrow_slots);
+      peer.borrows = at.take<PoolUse>(shape.pool_slots);
       peer.places = at.take<std::uint16_t>(shape.places());
       peer.given_back = kNoConnector;
       peer.pool = std::min(shape.connectors, kFirstPool);

@@ -17,10 +17,10 @@ __global__ void __launch_bounds__(512, 1)
   const bool without_engine = launch.call.lanes != 0;
   bool serves = without_engine;
   if (without_engine && launch.call.by_slots) {
-    const StreamEnd end = run_by_slots<in_stream::Stream>(r, launch, engine_shared);
-    if (end == StreamEnd::kLeaves) return;
+    const SlotRunEnd end = run_by_slots<in_stream::SlotCall>(r, launch, engine_shared);
+    if (end == SlotRunEnd::kLeaves) return;
     wait_for_stream();  // a close call may not have had its turn, see overlap_rule.h
-    serves = end == StreamEnd::kServes;
+    serves = end == SlotRunEnd::kServes;
   } else if (without_engine) {
     if (!(launch.call.two_hops ? run_by_packets<2>(r, launch) : run_by_packets<1>(r, launch)))
       return;

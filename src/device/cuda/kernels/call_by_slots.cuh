@@ -1,23 +1,13 @@
 // As call_in_stream.cuh, for what is too large for packets: what plan/lower.cc gives to slots,
-// moved as exec/slots/calls.cuh has it. No engine has a part in it, unless it gives up (below).
+// moved as exec/slots/calls.cuh has it. Before its stream has come to it all is set up, and its
+// beginning rehearsed; a call that is close to the one in front even begins
+// (docs/internals/neighbouring-calls.md).
 //
-// Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
-// warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
-// without data. For instructions have to be fetched, so the first slice's description takes longer
-// than later ones. A call that is close to the one in front, see CallInFront, even begins then. And
-// since one more is likely to be close to it, who waits for nobody any more there, for all that is
-// left has come, or has room, reports while its last slices are moved, so that the next call's
-// blocks come, and do all this, meanwhile. (Blocks that come early and then wait for their turn
-// slow the call in front of them down a little.)
-//
-// Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
-// but a while for peers (StreamCall::patience_ns since anything came). It stops for others that
-// want lanes, when it has had its turn (kTurnNs); if another lane of the call has given up; or if
-// the host says something. Then the engine goes on, with what hops have behind them
-// (CudaRank::handed), and the block drives its lane again, as those of calls for the engine do.
-// Before the engine has accepted the call its connectors may be taken over (see
-// call_in_stream.cuh): those whose slices peers have taken. What is left goes through the next
-// ones.
+// Giving up. Only the first warp waits for peers; all others wait for it, and it ends. It stops
+// when nothing has come for StreamCall::patience_ns; for others that want lanes, after kTurnNs; if
+// another lane of the call has given up; or if the host says something. Then the engine goes on,
+// with what hops have behind them (CudaRank::handed). Before it has accepted the call, connectors
+// may be taken over whose slices peers have taken; what is left goes through the next ones.
 #pragma once
 
 #include "device/cuda/exec/slots/count.cuh"
@@ -38,23 +28,24 @@ inline constexpr std::uint64_t kKeepNs = 2 * kLingerNs, kLongestKeepNs = 200000;
 inline constexpr std::uint32_t kLeastKeepingChunks = 16;
 
 // Of the first warp, a thread that sees to no member: counts what a call that is done has moved.
-inline constexpr std::uint32_t kStreamCounter = 24;
-static_assert(kStreamCounter >= kStreamCallRanks * kNobody && kStreamCounter < 32);
+inline constexpr std::uint32_t kSlotCounter = 24;
+static_assert(kSlotCounter >= kStreamCallRanks * kNobody && kSlotCounter < 32);
 
-struct OneStreamShared {
-  StreamShared stream;
-  StreamedCall call;
+struct SlotRunShared {
+  SlotShared slots;
+  SlotCallState call;
   std::uint32_t said;    // by the host, see approach()
   std::uint32_t looked;  // the first warp has, and begins if all that it needs is there
-  std::uint32_t keeps;   // the next call's blocks from coming before this one's end: CallPlaces
+  // It keeps the next call's blocks from coming before this one's end: ClusterPlacement.
+  std::uint32_t keeps;
   std::uint32_t done;  // all will be moved, and the call was not cancelled. Then report_early()'s:
   std::uint64_t reports, at;
 };
 // The call's, and one to rehearse in.
-static_assert(2 * sizeof(OneStreamShared) <= sizeof(BlockShared));
+static_assert(2 * sizeof(SlotRunShared) <= sizeof(BlockShared));
 
-// Whether somebody waits for lanes that streams have: a call that could not begin, one that has
-// gone to the engine, or a daemon with what the host has submitted (over PCIe).
+// Whether somebody waits for lanes that calls in streams have: a call that could not begin, one
+// that has gone to the engine, or a daemon with what the host has submitted (over PCIe).
 __device__ __forceinline__ bool others_want_lanes(CudaRank& r, std::uint64_t now, bool asks_host) {
   return CudaDev::lanes_wanted(r, now) ||
          load_relaxed_local(r.inbox_written) != load_relaxed_local(r.inbox_read) ||
@@ -80,7 +71,7 @@ template <class S>
 __device__ __forceinline__ bool look_at_wires(CudaRank& r, const S& c, const Stretch& w) {
   const StreamCall& call = c.call;
   const LaneTransport& t = c.transport;
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const Member m = member_of(call, w);
   bool ok = true;
   if (m.part == kOutgoing && c.sends_to(m.q)) {
@@ -102,7 +93,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const S& c, const Str
 // Before that, by all others: what all is begun with. Behind a barrier it may begin.
 template <class S>
 __device__ __forceinline__ void set_up(const S& c) {
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
     if (i < c.call.places) c.of.parts[i] = c.stretch_of(i);
@@ -143,7 +134,7 @@ __device__ __forceinline__ void set_up_rehearsal(const S& c) {
   }
 }
 
-// As tell_peers(), of what publish_stream() has not told. By the first warp.
+// As tell_peers(), of what publish_call() has not told. By the first warp.
 template <class S>
 __device__ __forceinline__ void tell_ends(CudaRank& r, const S& c, const Stretch& w) {
   const Member m = member_of(c.call, w);
@@ -166,12 +157,12 @@ __device__ __forceinline__ void say_done(CudaRank& r, const CudaLaunch& launch, 
 
 __device__ __forceinline__ bool comes_in_clusters() { return blocks_in_cluster() != 1; }
 // By one thread, when all has been moved or will be: whether this block keeps the next call's. (Of
-// GPUs whose SMs are numbered as CallPlaces has it.)
+// GPUs whose SMs are numbered as ClusterPlacement has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
 #if __CUDA_ARCH__ < 1000
   return launch.call.steps.tuning.keeps_places &&
          launch.call.chunks_of_all() >= kLeastKeepingChunks && comes_in_clusters() &&
-         r.places.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+         r.clusters.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
 #else
   return false;
 #endif
@@ -189,7 +180,7 @@ __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bo
   const auto is_over = [&] {
     if (keeps) return load_relaxed_local(r.completed[launch.slot]) >= launch.serial;
     // (Somebody's next use of the key may be over, too.)
-    return load_relaxed_local(launch.sqe.inv.key->done) != launch.sqe.inv.turn;
+    return load_relaxed_local(launch.sqe.inv.key->done) != launch.sqe.inv.use;
   };
   std::uint64_t end = global_ns() + (keeps ? kLongestKeepNs : kLongestLingerNs);
   for (bool over = false; global_ns() < end; __nanosleep(200)) {
@@ -199,71 +190,65 @@ __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bo
   }
 }
 
-}  // namespace in_stream
-
-enum class StreamEnd : std::uint32_t {
-  kLeaves,  // nothing is left to do for this block
-  kServes,  // it brings the call to the engine
-  kDrives,  // the call is for the engine, and this block drives its lane
-};
-
-// As run_by_packets(). `shared`: the engine's, which comes later. S: in_stream::Stream, or, of a
-// call that may be carried, CarriedStream.
+// What a block's threads know as they run a call.
 template <class S>
-__device__ __forceinline__ StreamEnd run_by_slots(CudaRank& r, const CudaLaunch& launch,
-                                                  unsigned char* shared) {
-  using namespace in_stream;
-  const StreamCall& call = launch.call;
-  const Invocation& inv = launch.sqe.inv;
-  __shared__ Shared s;
-  OneStreamShared* const streams = reinterpret_cast<OneStreamShared*>(shared);
-  OneStreamShared& mine = in_shared(streams[0]);
+struct SlotRun {
+  CudaRank& r;
+  const CudaLaunch& launch;
+  Shared& s;
+  SlotRunShared& mine;
+  const S& c;
+  const S& rehearsed;  // another such, to rehearse in
   const std::uint32_t lane = blockIdx.x, warp = threadIdx.x / 32;
   const bool steers = warp == 0, publishes = warp == 1;
   const bool rehearses = warp == blockDim.x / 32 - 1;  // a warp of movers
   const Stretch w{nullptr, nullptr, 1, 1};             // it has something of every part
-  const LaneTransport t = transport_of(call, lane);
-  const auto stream_in = [&](OneStreamShared& x) {
-    return S{call, inv, t, in_shared(x.stream), in_shared(x.call)};
-  };
-  const S c = stream_in(streams[0]);
-
-  if (threadIdx.x == 0) {
-    mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;
-    if (call.steps.tuning.keeps_places) {
-      r.places.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
-    }
-    s.close = Succession::is_close(r, launch) ? 1 : 0;
-    if (blockIdx.x == 0) Succession::say(r, launch);
-  }
-  if (!steers) set_up(c);
-  if (rehearses) set_up_rehearsal(stream_in(streams[1]));
-  const std::uint32_t attention = approach(r, launch, w, lane, s);
-  if (threadIdx.x == kListener) mine.said = attention;
-
   bool leased = false;
-  if (steers) {
-    // (Room is waited for in steer(), not here, patient or not.)
-    const Looked looked = look_in_time(r, launch, lane, leased, s, s.close != 0,
-                                       [&](bool) { return look_at_wires(r, c, w); });
+
+  // What owes nothing to the stream.
+  __device__ __forceinline__ void prepare() {
     if (threadIdx.x == 0) {
-      s.ok = looked != Looked::kInVain ? 1 : 0;
-      if (looked == Looked::kAhead && lane == 0) add_relaxed(r.early_calls, 1);
-      CudaDev::store_block(mine.looked, 1u);
+      mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;
+      if (launch.call.steps.tuning.keeps_places) {
+        r.clusters.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+      }
+      s.close = LaunchSequence::is_close(r, launch) ? 1 : 0;
+      if (blockIdx.x == 0) LaunchSequence::say(r, launch);
     }
-    sync_block_apart();
-  } else if (rehearses) {
-    // What this barrier is for it learns from `looked`, and from what it is given. It may be late.
-    arrive_apart();
-  } else {
-    if (!publishes) with_all_registers(run_slot_leaf_cuda)(streams[1].stream.jobs[kEmptyJob], 0, 1);
-    if (s.close == 0) wait_and_say_so(s);
-    sync_block_apart();
+    if (!steers) set_up(c);
+    if (rehearses) set_up_rehearsal(rehearsed);
+    const std::uint32_t attention = approach(r, launch, w, lane, s);
+    if (threadIdx.x == kListener) mine.said = attention;
   }
-  bool over = false;
+
+  // What the call needs, and the stream's turn, are waited for, or the turn alone.
+  __device__ __forceinline__ void look() {
+    if (steers) {
+      // (Room is waited for in steer(), not here, patient or not.)
+      const Looked looked = look_in_time(r, launch, lane, leased, s, s.close != 0,
+                                         [&](bool) { return look_at_wires(r, c, w); });
+      if (threadIdx.x == 0) {
+        s.ok = looked != Looked::kInVain ? 1 : 0;
+        if (looked == Looked::kAhead && lane == 0) add_relaxed(r.early_calls, 1);
+        CudaDev::store_block(mine.looked, 1u);
+      }
+      sync_block_apart();
+    } else if (rehearses) {
+      // What this barrier is for it learns from `looked`, and from what it is given. It may be
+      // late.
+      arrive_apart();
+    } else {
+      if (!publishes) {
+        with_all_registers(run_slot_leaf_cuda)(rehearsed.s.jobs[kEmptyJob], 0, 1);
+      }
+      if (s.close == 0) wait_and_say_so(s);
+      sync_block_apart();
+    }
+  }
+
   // By one thread, as soon as it is sure that all will be moved, or, of a call that is not close to
   // the one in front, when it was.
-  const auto end = [&] {
+  __device__ __forceinline__ void end() const {
     if (mine.said != 0 && is_call_cancelled(r, launch, mine.said)) return;
     mine.done = 1;
     // (The next call's blocks come behind this: then all has ended that is in front of this call.)
@@ -275,74 +260,121 @@ __device__ __forceinline__ StreamEnd run_by_slots(CudaRank& r, const CudaLaunch&
     });
     mine.reports = early.reports;
     mine.at = early.at;
-  };
-  if (rehearses || (steers && s.ok != 0)) {
-    // (Both in one place: what is rehearsed is this code.)
+  }
+
+  // By the first warp, and by the one that rehearses: both in one place, for what is rehearsed is
+  // this code. `of`: `c`, or `rehearsed`. Whether all is moved.
+  __device__ __forceinline__ bool steer_or_rehearse(const S& of) const {
     const std::uint32_t heard = load_relaxed_local(r.attention);
     const auto interrupted = [&](std::uint64_t now, std::uint64_t begun, bool asks_host) {
       return is_interrupted(r, launch, now, begun, heard, asks_host);
     };
     Pace pace;
-    if (call.steps.tuning.paced && steers) {
+    if (launch.call.steps.tuning.paced && steers) {
       pace = {r.paces + std::size_t{launch.slot} * r.rank.num_lanes,
-              static_cast<std::uint32_t>(launch.serial), call.lanes, lane};
+              static_cast<std::uint32_t>(launch.serial), launch.call.lanes, lane};
     }
-    over = steer(r, stream_in(streams[rehearses ? 1 : 0]), interrupted, end, pace, rehearses,
-                 steers && s.close != 0);
+    const auto ends = [&] { end(); };
+    return steer(r, of, interrupted, ends, pace, rehearses, steers && s.close != 0);
   }
-  if (rehearses) {
+
+  __device__ __forceinline__ static void add(std::uint64_t& figure, std::uint64_t by) {
+    add_relaxed(figure, by);
+  }
+
+  // What each warp does until the call is done, or given up. `over`: the first warp has moved all.
+  __device__ __forceinline__ void move_all(bool over) {
+    const Member m = member_of(launch.call, w, threadIdx.x % 32);
+    if (steers) {
+      if (threadIdx.x == 0 && over && mine.done == 0) end();
+      __syncwarp();
+      if (mine.done == 0) return;
+      // The publisher tells it, or has.
+      tell_end(c, m, true);
+      if (threadIdx.x == kSlotCounter) {
+        LaneStats& stats = r.rank.lanes[lane].stats;
+        count_slot_call(stats, c, {}, true, add);
+        add_relaxed(stats.completed, 1);
+      }
+    } else if (publishes) {
+      publish_call(r, c);
+      if (all_moved(c)) poke_in_the_end(r, c, m);
+    } else {
+      move(c);
+    }
+  }
+
+  // Behind a barrier behind all that. Whether this block goes on to serve.
+  __device__ __forceinline__ bool leave_done() const {
+    Ending ending{mine.reports, mine.at};
+    const bool serves = leave(r, launch, lane, true, ending, s);
+    const bool stays = launch.call.steps.tuning.keeps_places && (s.close != 0 || mine.keeps != 0);
+    if (!serves && stays && threadIdx.x == 0) linger(r, launch, mine.keeps != 0);
+    return serves;
+  }
+  __device__ __forceinline__ bool leave_to_engine() const {
+    wait_for_stream();  // it may not have been its turn, and what follows lets the next call come
+    if (steers) {
+      tell_ends(r, c, w);
+    } else if (threadIdx.x == kCaller) {
+      // As in run_by_packets().
+      say_done(r, launch, c);
+    }
+    Ending ending{mine.reports, mine.at};
+    const auto count = [&](LaneStats& stats) { count_slot_call(stats, c, {}, false, add); };
+    return finish(r, launch, lane, false, ending, s, count);
+  }
+};
+
+}  // namespace in_stream
+
+enum class SlotRunEnd : std::uint32_t {
+  kLeaves,  // nothing is left to do for this block
+  kServes,  // it brings the call to the engine
+  kDrives,  // the call is for the engine, and this block drives its lane
+};
+
+// As run_by_packets(). `shared`: the engine's, which comes later. S: in_stream::SlotCall, or, of a
+// call that may be carried, CarriedSlotCall.
+template <class S>
+__device__ __forceinline__ SlotRunEnd run_by_slots(CudaRank& r, const CudaLaunch& launch,
+                                                   unsigned char* shared) {
+  using namespace in_stream;
+  __shared__ Shared s;
+  SlotRunShared* const runs = reinterpret_cast<SlotRunShared*>(shared);
+  SlotRunShared& mine = in_shared(runs[0]);
+  const LaneTransport t = transport_of(launch.call, blockIdx.x);
+  const auto slot_call_in = [&](SlotRunShared& x) {
+    return S{launch.call, launch.sqe.inv, t, in_shared(x.slots), in_shared(x.call)};
+  };
+  const S c = slot_call_in(runs[0]), rehearsed = slot_call_in(runs[1]);
+  SlotRun<S> run{r, launch, s, mine, c, rehearsed};
+
+  run.prepare();
+  run.look();
+  bool over = false;
+  if (run.rehearses || (run.steers && s.ok != 0)) {
+    over = run.steer_or_rehearse(slot_call_in(runs[run.rehearses ? 1 : 0]));
+  }
+  if (run.rehearses) {
     if (s.close == 0) wait_for_stream();
     while (CudaDev::load_block(mine.looked) == 0) {
     }
   }
   __syncwarp();
   if (s.ok == 0) {
-    return leave_untried(r, launch, lane, leased, s) ? StreamEnd::kServes : StreamEnd::kDrives;
+    return leave_untried(r, launch, run.lane, run.leased, s) ? SlotRunEnd::kServes
+                                                             : SlotRunEnd::kDrives;
   }
   // While it lasts, which may be long, a daemon that wants the lanes had better wait.
-  if (threadIdx.x == kLast && lane == 0) atomicAdd(&r.waiters, 1u);
-
-  const auto add = [](std::uint64_t& figure, std::uint64_t by) { add_relaxed(figure, by); };
-  const Member m = member_of(call, w, threadIdx.x % 32);
-  if (steers) {
-    if (threadIdx.x == 0 && over && mine.done == 0) end();
-    __syncwarp();
-    if (mine.done != 0) {
-      // The publisher tells it, or has.
-      tell_end(c, m, true);
-      if (threadIdx.x == kStreamCounter) {
-        LaneStats& stats = r.rank.lanes[lane].stats;
-        count_stream(stats, c, {}, true, add);
-        add_relaxed(stats.completed, 1);
-      }
-    }
-  } else if (publishes) {
-    publish_stream(r, c);
-    if (all_moved(c)) poke_in_the_end(r, c, m);
-  } else {
-    move(c);
-  }
+  const bool counts = threadIdx.x == kLast && run.lane == 0;
+  if (counts) atomicAdd(&r.waiters, 1u);
+  run.move_all(over);
   sync_block();
-
   const bool done = mine.done != 0;
-  if (threadIdx.x == kLast && lane == 0) atomicSub(&r.waiters, 1u);
-  Ending ending{mine.reports, mine.at};
-  if (done) {
-    const bool serves = leave(r, launch, lane, true, ending, s);
-    const bool stays = call.steps.tuning.keeps_places && (s.close != 0 || mine.keeps != 0);
-    if (!serves && stays && threadIdx.x == 0) linger(r, launch, mine.keeps != 0);
-    return serves ? StreamEnd::kServes : StreamEnd::kLeaves;
-  }
-  wait_for_stream();  // it may not have been its turn, and what follows lets the next call come
-  if (steers) {
-    tell_ends(r, c, w);
-  } else if (threadIdx.x == kCaller) {
-    // As in run_by_packets().
-    say_done(r, launch, c);
-  }
-  const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };
-  const bool serves = finish(r, launch, lane, false, ending, s, count);
-  return serves ? StreamEnd::kServes : StreamEnd::kDrives;
+  if (counts) atomicSub(&r.waiters, 1u);
+  if (done) return run.leave_done() ? SlotRunEnd::kServes : SlotRunEnd::kLeaves;
+  return run.leave_to_engine() ? SlotRunEnd::kServes : SlotRunEnd::kDrives;
 }
 
 }  // namespace unjam

@@ -1,37 +1,13 @@
-// What calls in streams without the engine have in common, by packets or by slots: leases, reports,
-// giving up. Most of the time of a short call is what an engine does to be able to leave it and
-// come back; here it is tried straight from the kernel's arguments, with the same connectors, flags
-// and credits, so peers cannot tell. One side may be here and the other in its engine, in each
-// lane.
+// What calls in streams without the engine have in common, by packets (call_by_packets.cuh) or by
+// slots (call_by_slots.cuh): leases, reports, giving up (docs/internals/calls-in-streams.md). Block
+// b does what the call's lane b, from StreamCall::first_lane on, has to do: it takes the lane's
+// lease, looks whether all that it needs is there, moves data, tells peers, reports, and gives the
+// lease back. "lane" is one of the rank's below; reports are by the call's.
 //
-// Block b does what the call's lane b, from StreamCall::first_lane on, has to do. "lane" is one of
-// the rank's below; reports are by the call's.
-//
-// Plan: one that plan/lower.cc gives to packets of one hop or two
-// (call_by_packets.cuh), or to slots (call_by_slots.cuh), all built of what is here and of
-// device/cuda/exec. Each block does what its lane has to do:
-//   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
-//   receives, tells peers (credits, pokes), reports, and gives the lease back.
-// What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
-// connector is not open, a former use of the key is not complete, a packet does not come.
-//
-// Reports: stream_call_reports.h. What is not done is handed to the engine, each lane with the
-// primitives that it has behind it (CudaRank::handed); one block serves until the call has ended,
-// the others have left, and their lanes are driven as all that nobody drives.
-//
-// Redo (of one hop; of two: exec/packets/two_hops.cuh). A lane that gives up has done nothing, or
-// all in front of the primitive that receives.
-//   It has sent: the steps are posted, the engine does not send again. A peer that has read them
-//   gives its credit as ever. Until the engine accepts the call nothing says that the key uses its
-//   connectors (LaneKey::in_queue), so they may be taken over: those are drained, and no primitive
-//   behind the first one sends (of packets; slices that follow do so on the next connector).
-//   It has copied its own data: where input and output overlap, these are the same bytes at the
-//   same place, or the input is not read again (no primitive behind reads it but a reduction, which
-//   has no copy).
-//   It has received in part: `consumed` stands where it stood, so all packets are there for the
-//   engine. A reduction has stored nothing, each thread keeps its results until the vote: in place
-//   they would overwrite its input. Other kinds store what has come at once. Nobody reads the input
-//   behind that (it was sent, and copied), and the engine stores the same bytes again.
+// What a block cannot do soon it leaves to the engine, with the primitives that the lane has behind
+// it (CudaRank::handed); one block serves until the call has ended. Connectors, flags and credits
+// are the engine's, so one side may be here and the other in its engine. Why what is done twice
+// does no harm: docs/internals/redo.md.
 #pragma once
 
 #include "device/cuda/exec/call.cuh"
@@ -90,7 +66,7 @@ __device__ __forceinline__ void see_to_lane(CudaRank& r, const StreamCall& call,
 // with their leases, the call's buffers belong to its stream, and who asks for its end looks at
 // `completed` or the CQ.
 __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
-  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.turn + 1);
+  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.use + 1);
 }
 
 // Behind a fence of this thread, which is behind all that the call has stored in any lane: each of
@@ -211,7 +187,7 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
     const std::uint64_t bit = leaser ? std::uint64_t{1} << lane : 0;
     std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
     const std::uint64_t found = fetch_or_acquire(word, bit);
-    ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.turn;
+    ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.use;
     if (leaser && !ok && patient) ok = await_lease(r, lane);
     leased = leaser && ok;
   }
@@ -351,9 +327,9 @@ __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, st
 // What is in front may also be anybody's kernel, which has let us begin early and then runs on, or
 // even waits for something that wants this lane. So ahead of its turn this call waits for nothing
 // for long, and holds the lease only with all else that it needs, and not for long either. (A
-// `close` one, see CallInFront, begins as soon as it has both.)
+// `close` one, see OverlapRule, begins as soon as it has both.)
 // looks(patient): look(), or what another kind of call looks at.
-enum class Looked : std::uint32_t { kInVain, kAhead, kAtItsTurn };
+enum class Looked : std::uint32_t { kInVain, kAhead, kStreamReached };
 template <class Looks>
 __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& launch,
                                                std::uint32_t lane, bool& leased, const Shared& s,
@@ -368,14 +344,14 @@ __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& la
   for (bool ahead = true;;) {
     const bool taken = take_lane(r, launch, lane, !ahead, leased);
     const bool ok = taken && looks(!ahead);
-    if (!ahead) return ok ? Looked::kAtItsTurn : Looked::kInVain;
+    if (!ahead) return ok ? Looked::kStreamReached : Looked::kInVain;
     if (ok && close) return Looked::kAhead;
     if (!ok) let_go();
     const std::uint64_t since = ok ? global_ns() : begun, longest = ok ? kHeldAheadNs : kAheadNs;
-    bool turn = has_waited(s), again = false;
+    bool reached = has_waited(s), again = false;
     // (Of a close call nobody says that its turn has come.)
     const bool waits_there = close && taken;
-    while (!turn && !again && !waits_there) {
+    while (!reached && !again && !waits_there) {
       if (__any_sync(kAll, global_ns() - since > longest) != 0) break;
       if (!taken) {
         // Whether another try is worth it.
@@ -384,16 +360,16 @@ __device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& la
         if (threadIdx.x == kLeaser) {
           there = (load_relaxed_local(r.lanes) >> lane & 1) == 0;
         } else if (threadIdx.x == kFormer) {
-          there = load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.turn;
+          there = load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.use;
         }
         again = __all_sync(kAll, there) != 0;
       }
-      turn = has_waited(s);
+      reached = has_waited(s);
     }
     if (again) continue;
-    if (ok && !turn) let_go();
+    if (ok && !reached) let_go();
     wait_for_stream();
-    if (ok && turn) return Looked::kAtItsTurn;
+    if (ok && reached) return Looked::kStreamReached;
     ahead = false;
   }
 }

@@ -11,10 +11,10 @@ __global__ void __launch_bounds__(512, 1)
   UNJAM_DYNAMIC_SHARED(engine_shared);
   alignas(16) __shared__ unsigned char dev_shared[sizeof(DevShared)];
   CudaRank& r = *rank;
-  const StreamEnd end = run_by_slots<in_stream::CarriedStream>(r, launch, engine_shared);
-  if (end == StreamEnd::kLeaves) return;
+  const SlotRunEnd end = run_by_slots<in_stream::CarriedSlotCall>(r, launch, engine_shared);
+  if (end == SlotRunEnd::kLeaves) return;
   wait_for_stream();  // as in call.cu
-  call_by_engine(r, launch, /*without_engine=*/true, end == StreamEnd::kServes, engine_shared,
+  call_by_engine(r, launch, /*without_engine=*/true, end == SlotRunEnd::kServes, engine_shared,
                  dev_shared);
 }
 

@@ -1,26 +1,14 @@
-// The engine as CUDA kernels: who drives which lane, and when kernels come and go.
+// The engine as CUDA kernels: who drives which lane, and when kernels come and go
+// (docs/internals/instances.md).
 //
-// An instance is one kernel: a daemon (launched by the host while there is work and nobody is
-// there), a call (in a stream, brings its invocation and ends with it) or a wait (in a stream, ends
-// with an invocation that was submitted before). A daemon's block drives its lane
-// (lane_placement.h) if nobody does (CudaRank::lanes has a bit for each lane that somebody does:
-// its lease); a call's blocks drive the first lane and the call's own. Only the driver of the first
-// lane takes submissions and hands them to the others' mailboxes.
+// A daemon's block drives its lane (lane_placement.h) if nobody does: CudaRank::lanes has a bit for
+// each lane that is driven, its lease. A call's blocks drive the first lane and the call's own.
+// Only the driver of the first lane takes submissions, and hands them to the others' mailboxes. A
+// daemon's blocks wait for lanes that others drive, so while it is there every lane has somebody.
 //
-// A daemon's blocks wait for lanes that others drive, so while it is resident every lane has
-// somebody, or soon has.
-//
-// Leaving. The first lane's block of a daemon decides for the whole grid: nothing moves in any lane
-// and nothing is submitted (see CudaDev::try_quit for the look after `resident` is cleared), it is
-// in the way of calls that need no daemon (CudaDev::in_the_way), or its stay is over. It then says
-// so in `closed`; the other blocks finish their pass and leave. A call's blocks leave when their
-// lanes are through with it, the first one, like a wait's, when it has ended. A lane that is left
-// while something in it can move, or has something in its mailbox, is announced in `rung`, and the
-// launcher launches a daemon. What peers write later is announced by their pokes.
-//
-// While a stream waits, its first block serves every lane that nobody drives, one after the other:
-// all pending collectives of the rank go on, even if nothing can be launched (a thread in
-// cudaFree).
+// A lane that is left while something in it can move is announced in `rung`, and the launcher
+// launches a daemon. While a stream waits, its first block serves every lane that nobody drives: so
+// all pending collectives of the rank go on, even if nothing can be launched.
 #include "device/cuda/kernels/batch_dev.cuh"
 #include "device/cuda/kernels/instance.cuh"
 #include "device/cuda/kernels/kernels.h"

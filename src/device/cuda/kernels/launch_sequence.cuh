@@ -1,5 +1,5 @@
 // Which launch a call's kernel was, and whether it is the next one behind the kernel of another
-// call: what CallInFront leaves to the kernels.
+// call: what OverlapRule leaves to the kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 namespace unjam {
 namespace in_stream {
 
-// What kernels of calls know of each other, for CallInFront: of any two launches that follow each
+// What kernels of calls know of each other, for OverlapRule: of any two launches that follow each
 // other, in whatever streams, the second has the next number. (But those in a graph have numbers
 // from when it was made.)
-struct Succession {
+struct LaunchSequence {
   __device__ __forceinline__ static std::uint32_t number() {
     return static_cast<std::uint32_t>(launch_number());
   }

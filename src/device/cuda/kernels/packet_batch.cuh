@@ -1,27 +1,13 @@
-// What a lane does for short invocations, by its engine, in one go (docs/internals/batches.md):
-// as call_by_packets.cuh does it without an engine (of two hops: plain ones), of calls whose lanes
-// make one loop each. What differs: the lane's lease is held, the keys' former uses have ended, the
-// inputs are there, ends and progress are the engine's, and there are several calls. The block
-// sends of all of them, then it receives of all, and of those of two hops once more.
+// What a lane does for short invocations, by its engine, in one go (docs/internals/batches.md): as
+// call_by_packets.cuh does it without an engine, of several calls. The block sends of all of them,
+// then it receives of all, and of those of two hops once more. Redo: docs/internals/redo.md.
 //
-// The first warp sees to members, half a warp to a call's, ahead of the movers. Words that order
-// them:
-//   looked    by the first warp; release: of so many calls it is known where what is sent and what
-//             comes in lies, and whether all is as it should be (Shared::ok).
-//   looked_again  the same: of so many, whether the connectors on which something comes in are the
-//             key's (Shared::hopeless), without which nobody gathers (exec/packets/two_hops.cuh).
-//   received  by the first mover; release: of so many calls movers are through with what comes in,
-//             all of it or nothing (`come`, their vote). The first warp, which acquires it, gives
-//             credits behind the movers' loads.
-// No call waits for another one's peers: each has its polls (StreamCall::most_polls).
-//
-// Redo: as in call_in_stream.cuh. Nothing of a reduction is stored before the vote, and of other
-// kinds the same bytes that a later turn stores again. Of two hops: as in
-// exec/packets/two_hops.cuh, with a vote on each, so a later turn begins with the one that has not
-// come.
-//
-// Blocks have as many threads as the host reckons with (StreamCall: kStreamCallUnits): those of
-// calls in streams may have fewer, so a call that serves as an engine does without this.
+// The first warp sees to members, half a warp to a call's, ahead of the movers. Words order them:
+//   looked        by the first warp; release: of so many calls it is known where data lie, and
+//                 whether all is as it should be (Shared::ok)
+//   looked_again  the same: whether incoming connectors are the key's (Shared::hopeless)
+//   received      by the first mover; release: of so many calls movers are through with what comes
+//                 in. The first warp acquires it, and gives credits behind the movers' loads
 #pragma once
 
 #include "device/cuda/exec/packets/plain.cuh"

@@ -15,8 +15,8 @@ inline constexpr std::uint32_t kAlonePatienceNs = 50000;  // where a call is alo
 // ---- before ----
 
 // By a warp: where a call's slices lie, and whether there is something to do about them.
-__device__ __forceinline__ void look_at_stream(const Stream& c, BatchStreamed& of,
-                                               const BatchEntry& t, std::uint32_t place) {
+__device__ __forceinline__ void look_at_slot_call(const SlotCall& c, BatchSlotCall& of,
+                                                  const BatchEntry& t, std::uint32_t entry) {
   constexpr std::uint32_t kWarp = 0xffffffff;
   PipelinedBatch& x = pipelined_batch();
   const SlotSteps& steps = c.call.steps;
@@ -92,8 +92,8 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, BatchStreamed& o
     can = can || (c.has(hop) && of.behind[hop] != chunks && !missing);
   }
   if (thread != 0 || !ok) return;
-  atomicOr(&x.there, 1u << place);
-  if (can) atomicOr(&x.ready, 1u << place);
+  atomicOr(&x.there, 1u << entry);
+  if (can) atomicOr(&x.ready, 1u << entry);
 }
 
 // By one thread: those that are there go together. None, if nothing can be done at once.
@@ -102,33 +102,33 @@ __device__ __forceinline__ void line_up(const BatchEntry* tries) {
   std::uint32_t n = 0;
   x.patient = 0;
   for (std::uint32_t left = x.ready != 0 ? x.there : 0; left != 0; left &= left - 1) {
-    const auto place = static_cast<std::uint32_t>(__ffs(static_cast<int>(left)) - 1);
-    if (tries[place].patient) x.patient |= 1u << place;
-    x.places[n++] = place;
+    const auto entry = static_cast<std::uint32_t>(__ffs(static_cast<int>(left)) - 1);
+    if (tries[entry].patient) x.patient |= 1u << entry;
+    x.entries[n++] = entry;
   }
   x.num_calls = n;
 }
 
 // By all threads; a barrier is in front and behind.
-__device__ __forceinline__ void set_up_together(const Stream& first) {
+__device__ __forceinline__ void set_up_together(const SlotCall& first) {
   PipelinedBatch& x = pipelined_batch();
-  const bool borrows = x.num_calls == 1 && x.calls[x.places[0]].begins();
+  const bool borrows = x.num_calls == 1 && x.calls[x.entries[0]].begins();
   const std::uint32_t i = threadIdx.x % 32;
   if (threadIdx.x / 32 == 1) {
-    if (i < kStreamCallRanks) x.stream.borrowed[i] = borrows ? kNotYet : 0;
+    if (i < kStreamCallRanks) x.slots.borrowed[i] = borrows ? kNotYet : 0;
     if (i < kSlotSteps * kInHand) {
-      x.stream.stored[i] = 0;
-      x.given_of[i] = x.places[0];
+      x.slots.stored[i] = 0;
+      x.given_of[i] = x.entries[0];
     }
-    if (i < kGroups) x.stream.costs[i] = x.stream.given[i] = 0;
+    if (i < kGroups) x.slots.costs[i] = x.slots.given[i] = 0;
     if (i == 0) {
-      x.stream.closed = x.events = x.ended = x.went_on = 0;
+      x.slots.closed = x.events = x.ended = x.went_on = 0;
       x.interrupted = BatchEnd::kDone;
       x.borrows = borrows;
       x.descriptions = first.descriptions();
     }
   } else if (threadIdx.x / 32 == 2 && i < kSlotSteps * kInHand) {
-    describe_hop(first, first.hop_of_description(i), x.stream.jobs[i]);
+    describe_hop(first, first.hop_of_description(i), x.slots.jobs[i]);
   }
 }
 
@@ -138,17 +138,17 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
 __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stats,
                                          BatchEntry* tries, std::uint32_t n, std::uint32_t alike) {
   const PipelinedBatch& x = pipelined_batch();
-  for (std::uint32_t place = 0; place < n; ++place) {
-    const bool unable = place < alike && (x.there >> place & 1) == 0;
-    tries[place].end = unable ? BatchEnd::kUnable : BatchEnd::kWaits;
-    tries[place].left_out = place >= alike;  // it was not looked at
+  for (std::uint32_t entry = 0; entry < n; ++entry) {
+    const bool unable = entry < alike && (x.there >> entry & 1) == 0;
+    tries[entry].end = unable ? BatchEnd::kUnable : BatchEnd::kWaits;
+    tries[entry].left_out = entry >= alike;  // it was not looked at
   }
   for (std::uint32_t i = 0; i < x.num_calls; ++i) {
-    const std::uint32_t place = x.places[i];
-    const Stream c = stream_of(t, place);
-    BatchEntry& its = tries[place];
-    count_stream(stats, c, x.calls[place].behind, false,
-                 [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
+    const std::uint32_t entry = x.entries[i];
+    const SlotCall c = slot_call_of(t, entry);
+    BatchEntry& its = tries[entry];
+    count_slot_call(stats, c, x.calls[entry].behind, false,
+                    [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
       if (!c.has(hop)) continue;
       const std::uint32_t behind = c.hops_behind(hop);
@@ -193,7 +193,7 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
   }
   if (threadIdx.x == 0) {
     x.there = x.ready = 0;
-    x.stream.poke = load_relaxed_local(r.poke_counts[lane]);
+    x.slots.poke = load_relaxed_local(r.poke_counts[lane]);
   }
   sync_block();
   std::uint32_t alike = 1;
@@ -202,22 +202,22 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
   // (From the last thread on: the first warps look first.)
   for (std::uint32_t at = blockDim.x - 1 - threadIdx.x; at < alike * kStreamCallRanks;
        at += blockDim.x) {
-    const std::uint32_t place = at / kStreamCallRanks, q = at % kStreamCallRanks;
-    x.calls[place].found[q] = kNotLooked;
-    x.calls[place].invited[q] = nullptr;
-    x.calls[place].straight[q] = kNoSlice;
-    if (q >= calls.call[place].places) continue;
-    x.calls[place].parts[q] = stream_of(t, place).stretch_of(q);
+    const std::uint32_t entry = at / kStreamCallRanks, q = at % kStreamCallRanks;
+    x.calls[entry].found[q] = kNotLooked;
+    x.calls[entry].invited[q] = nullptr;
+    x.calls[entry].straight[q] = kNoSlice;
+    if (q >= calls.call[entry].places) continue;
+    x.calls[entry].parts[q] = slot_call_of(t, entry).stretch_of(q);
   }
   __syncwarp();
-  for (std::uint32_t place = warp; place < alike; place += blockDim.x / 32) {
-    look_at_stream(stream_of(t, place), x.calls[place], tries[place], place);
+  for (std::uint32_t entry = warp; entry < alike; entry += blockDim.x / 32) {
+    look_at_slot_call(slot_call_of(t, entry), x.calls[entry], tries[entry], entry);
   }
   sync_block();
   if (threadIdx.x == 0) line_up(tries);
   sync_block();
   if (x.num_calls != 0) {
-    const Stream first = stream_of(t, x.places[0]);
+    const SlotCall first = slot_call_of(t, x.entries[0]);
     set_up_together(first);
     if (threadIdx.x == 0) interrupted.dev.set_moving(true);
     sync_block();
@@ -225,9 +225,9 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
     if (warp == 0 && x.borrows) {
       steer(r, first, interrupted, [] {}, {}, /*rehearses=*/false, /*may_be_sure=*/true);
     } else if (warp == 0) {
-      steer_several(r, t, interrupted);
+      steer_several(t, interrupted);
     } else if (warp == 1) {
-      x.borrows ? publish_stream(r, first) : publish_several(r, t, end_early);
+      x.borrows ? publish_call(r, first) : publish_several(r, t, end_early);
     } else {
       move(first);
     }
@@ -235,8 +235,8 @@ inline __device__ __noinline__ void run_pipelined_batch(CudaRank* rank, LaneStat
     if (warp == 0) {
       const Member m = member_of(first.call, {nullptr, nullptr, 1, 1});
       for (std::uint32_t i = 0; i < x.num_calls; ++i) {
-        const std::uint32_t place = x.places[i];
-        if ((x.ended >> place & 1) == 0) tell_end(stream_of(t, place), m);
+        const std::uint32_t entry = x.entries[i];
+        if ((x.ended >> entry & 1) == 0) tell_end(slot_call_of(t, entry), m);
       }
       poke_in_the_end(r, first, m);
     }

@@ -1,19 +1,14 @@
 // Who ends a call that runs without the engine (call_in_stream.cuh), or brings it to the engine:
-// what its blocks, one a lane, tell each other about that. tests/unit/stream_call_reports_test.cc
-// runs these steps under the schedule explorer.
+// what its blocks, one a lane, tell each other. tests/unit/stream_call_reports_test.cc explores it.
 //
-// Two words a slot, both zero when a call gets it. `reports` has a Report of each lane; 0: none
-// yet. A lane that is done says so as soon as all has come that it waits for (through slots: if its
-// call is close to the one in front, else when all is moved), when it has yet to store what it has
-// kept, since what follows from the last report, a place in the CQ, takes as long. When it has
-// stored that, it counts itself in `stored`. A lane that is not done reports behind all that it
-// does: the engine goes on where it stands.
-//   All are done: the block whose report was the last adds the place in the CQ to that word, in
-// front of its count. So whoever counts last finds it there, and ends the call.
-//   Else the block whose report was the last waits until the lanes that are done have stored,
-// brings the call to the engine, and serves until it has ended. The others leave.
-// Whoever does either zeroes both words first: nobody touches them behind their count, or the
-// report of a lane that is not done. So between begin_end() and its count a lane waits for nothing.
+// Two words a slot, both zero when a call gets it. `reports` has a Report of each lane: of one that
+// is done as soon as all has come that it waits for (through slots: if it is close to the one in
+// front, else when all is moved), of one that is not behind all that it does. A lane that is done
+// counts itself in `stored` when it has stored what it has kept. All are done: the last to report
+// adds the place in the CQ to that word, in front of its count; whoever counts last finds it, and
+// ends the call. Else the last to report waits until the lanes that are done have stored, brings
+// the call to the engine, and serves. Whoever does either zeroes both words first; so between
+// begin_end() and its count a lane waits for nothing.
 #pragma once
 
 #include <bit>
@@ -89,7 +84,7 @@ struct Ending {
 //   take_place()           in the CQ
 //   free_key()             its next use may begin
 //   let_next_begin()       the stream's next call may come: it waits for our end. (A block that
-//                          keeps it, see CallPlaces, lets it come by its own end)
+//                          keeps it, see ClusterPlacement, lets it come by its own end)
 //   end(at), end_lane(at)  tell of the end of a call of several lanes, or of one
 //   hand_over(word)        tells the engine how far the lanes are
 struct ReportSteps {

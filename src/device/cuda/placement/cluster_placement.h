@@ -1,16 +1,7 @@
-// Whether the next call's blocks had better not come before this call's have all left.
-//
-// Where a call's blocks lie is up to the GPU, and calls that come early find the SMs of the one in
-// front taken. Clusters of four lie on two TPCs each, and share GPCs evenly, where a call finds the
-// GPU empty, and where all that it finds is a call that lies so. But where a block of something
-// else is there as a call comes, one of its clusters lies on the halves of three or four TPCs; then
-// so does one of the next call's, which finds that; and so on for as long as calls follow each
-// other. A chain's lanes have all the same to move, and its slowest lanes bind.
-//
-// So a block whose TPC has another SM that is none of its call's keeps the next call's blocks from
-// coming before this call's have all left: these find the GPU empty, if it is only ours. If it is
-// not, nothing is gained, a call begins later, and somebody else's blocks may have our
-// SMs meanwhile (a product's for a millisecond). So some calls lie between two that keep the next
+// Whether the next call's blocks had better not come before this call's have all left: where a
+// block of something else has brought this call's clusters to lie on the halves of TPCs, which the
+// next call's would do as well (docs/internals/neighbouring-calls.md). If the GPU is not only ours
+// nothing is gained, and a call begins later; so some calls lie between two that keep the next
 // one's blocks, and where that did not help twice as many, up to hundreds.
 //
 // Relaxed: nothing else goes with these words. A call's blocks have all begun long before any of
@@ -25,7 +16,7 @@
 
 namespace unjam {
 
-struct CallPlaces {
+struct ClusterPlacement {
   static constexpr std::uint32_t kSms = 256;  // more than any GPU has
   // Calls of the rank, of any kind, between two that keep the next one's blocks: at first, at most.
   static constexpr std::uint32_t kFewBetween = 8, kMostBetween = 512;

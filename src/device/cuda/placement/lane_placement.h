@@ -1,19 +1,10 @@
-// Which block of a daemon drives which lane, where that goes by the SM that the block is on.
-//
-// Where blocks are is up to the GPU: of a grid of 32 it puts some on SMs by themselves and some in
-// pairs on those of a TPC, as many as it likes in a GPC. Lanes whose SMs share less then move more
-// than others, and all have the same to move. Blocks of equal parts fill a link only where they are
-// in pairs, two in each GPC. (Calls in streams get that by coming in clusters. A cluster needs four
-// SMs of a GPC at once, which a daemon cannot wait for: a GPU may be full of others' kernels for
-// long.)
-//
-// So a daemon has more blocks than lanes, and each chooses as it begins. The first takes the first
-// lane, without which a daemon does nothing (unless that has just been taken); who is on a lane's
-// SM takes that lane; the others end at once. But who begins some time after the first, as happens
-// on a GPU that is full, and of the last ones as many as there are lanes, these after a moment,
-// take any lane that is left. So every lane gets a block, whatever SMs are free: there are no more
-// lanes left than such blocks. (The first lane's driver leaves if nothing moves for
-// CudaRank::idle_ns, and the daemon with it: other lanes are to have theirs before.)
+// Which block of a daemon drives which lane, where that goes by the SM that the block is on: blocks
+// of equal parts fill a link only where they are in pairs, two in each GPC
+// (docs/internals/instances.md#where-a-daemons-blocks-lie). So a daemon has more blocks than lanes,
+// and each chooses as it begins. The first takes the first lane, unless that has just been taken;
+// who is on a lane's SM takes that lane; the others end at once. Who begins some time after the
+// first, and of the last ones as many as there are lanes, take any lane that is left. So every lane
+// gets a block, whatever SMs are free.
 //
 // Two words, of this daemon and of the next one, whose blocks begin when all of this one's have
 // ended; its first block clears the other's. Relaxed: nothing else goes with them (what a lane's
@@ -47,7 +38,7 @@ UNJAM_HD inline std::uint32_t lane_of_sm(std::uint32_t sm, std::uint32_t lanes) 
   return 2 * (pair * used + gpc) + sm % 2;
 }
 
-struct LaneChoice {
+struct LanePlacement {
   static constexpr std::uint64_t kTogetherNs = 8000;  // on an empty GPU all begin within less
 
   // Low half: lanes that are taken, as bits; high half: how many blocks have begun.

@@ -45,7 +45,7 @@ __device__ __forceinline__ bool look_at_member(const StreamCall& call, const Lan
   // driver has acquired. Else: room may come soon, who sends only is often ahead.
 #pragma unroll 1
   for (std::uint32_t polls = 0;
-       !in && ok && known.count + to_send - known.credit > call.shape.escape_slots; ++polls) {
+       !in && ok && known.count + to_send - known.credit > call.shape.guaranteed_slots; ++polls) {
     ok = polls != (patient ? kRoomPolls : kRoomPollsAhead);
     known.credit = load_acquire(known.cell->consumed);
   }
@@ -53,10 +53,10 @@ __device__ __forceinline__ bool look_at_member(const StreamCall& call, const Lan
   // Of what comes in, that is where it was last expected. Whether the peer has that connector
   // yet is looked at while it is awaited, see look_again(): a flag is one step's of one
   // invocation, so what carries it is the slice.
-  unsigned char* place = t.escape_slot_of(steps, known.count);
+  unsigned char* place = t.guaranteed_slot_of(steps, known.count);
   (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
   if constexpr (kSteps == 2) {
-    place = t.escape_slot_of(steps, known.count + (in ? to_take : to_send) - 1);
+    place = t.guaranteed_slot_of(steps, known.count + (in ? to_take : to_send) - 1);
     (in ? s.later_from : s.later_to)[m.q] = reinterpret_cast<char*>(place);
   }
   return true;

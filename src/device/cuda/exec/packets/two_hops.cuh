@@ -6,23 +6,9 @@
 // A block of its own function, so that calls of one hop pay nothing for it. No lane has an empty
 // stretch of any part (plan/lower.cc sees to that), so each peer gets two packets, and sends two.
 //
-// How far a lane has come is said in primitives: by CudaRank::handed, which each lane that
-// gives up stores before it reports kBegun. It has gathered if all threads have (a vote).
-//   If not: the scatter is posted, nothing is consumed. Some threads have sent their results, and
-//     the engine sends the same bytes once more; or to another place, for peers may have consumed
-//     all that was posted, and then the connector may be taken over. That harms nobody: a step that
-//     is not posted is the sender's to write, what is written there now comes before what a later
-//     owner of the lease stores, and no reader takes a part of a packet for all of it. So no peer
-//     has more than the scatter (a credit for step n + 1 would be beyond what is posted, by the
-//     engine too, as it begins): a thread that fails has sent no result of the units that it lacks.
-//     The results are not stored: in place they would overwrite what the engine reads again.
-//   If so: both steps are posted, since peers may have all of both, and one is consumed. The own
-//     part's results are stored before the report: the engine collects, and nothing else.
-// What the others' results overwrite, in place, is input that has been scattered: all threads'
-// loads are in front of a barrier, and nobody reads it again.
-//
-// Nobody gathers before it is known that the incoming connectors are the key's: a lane that has
-// gathered has to say what it has consumed, so it must know where they began.
+// How far a lane has come, and why it may stop there: docs/internals/redo.md. Nobody gathers before
+// it is known that the incoming connectors are the key's: a lane that has gathered says what it has
+// consumed, so it must know where they began.
 #pragma once
 
 #include "device/cuda/exec/packets/plain.cuh"

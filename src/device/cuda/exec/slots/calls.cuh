@@ -1,36 +1,15 @@
-// Calls through slots: chunk after chunk, at most three steps (program/schedule.h). What an engine
-// decides slice by slice is all known here beforehand: where each slice of each hop lies, and in
-// which order a connector carries them (program/hop_order.h). So the hops run by themselves, each
-// as fast as it finds data and room:
-//   first warp      steers (steer.cuh, steer_several.cuh): a thread for each peer, and for each of
-//                   the four things that hops wait for there (Watch), polls for the next slice that
-//                   has come, or that has room; what is ready it describes, and hands to a group of
-//                   movers
-//   second warp     publishes (publish.cuh), as the engine's: flags of what was moved, and credits
-//   the others      movers, in groups: each warp goes from slice to slice by itself
+// Calls through slots: chunk after chunk, at most three steps (program/schedule.h), which run by
+// themselves, each as fast as it finds data and room (docs/internals/executors.md):
+//   first warp   steers: polls, describes what is ready, hands it to a group of movers
+//   second warp  publishes flags of what was moved, and credits
+//   the others   movers, in groups: each warp goes from slice to slice by itself
 // In shared memory:
-//   given    to a group, by the first warp: so many slices. Release: their descriptions, and what
-//            was acquired of peers for them.
-//   stored   of a description, by each warp of movers that has moved its slice. Release: its loads
-//            and stores. Who reads that all of a group have (acquire), and then fences, publishes
-//            behind all of them.
-//
-// What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
-// moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
-// copies may be moved twice: what they read is not overwritten before peers have it (see
-// docs/internals/engine.md). A reduction may not, in place; nor may what is received be given back
-// while what becomes of it is forgotten. So where what is gathered shares connectors with other
-// steps (SlotSteps::gather_waits_for_sent, by plan/order_rule.h) a chunk is gathered only when all
-// that its pass has in front of it was moved, see HopOrder: then its result, and what it took, are
-// in a prefix. (Any other connector carries one hop's slices: all that were moved are a prefix in
-// the end, for no lane stops before movers are through with what they have in hand.)
-//
-// Straight into outputs (connector.h). Results go there (but not sums to which others add), and
-// what is spread, from the first slice on that is described when the member's invitation has
-// been seen; then the others of the hop do, too. They take a step of the connector, and a header,
-// but no slot. Of what the receiver would only have copied it has nothing to move: its first warp
-// counts what movers would have. Who receives such slices invites as the call begins, on the
-// connectors that its key has had before, or where it finds them.
+//   given   to a group, by the first warp: so many slices. Release: their descriptions, and what
+//           was acquired of peers for them
+//   stored  of a description, by each warp that has moved its slice. Release: its loads and stores.
+//           Who acquires all of a group's, and then fences, publishes behind all of them
+// What may be interrupted: docs/internals/redo.md. Straight into outputs:
+// docs/internals/connectors.md.
 #pragma once
 
 #include "device/cuda/exec/call.cuh"
@@ -44,28 +23,28 @@ enum Watch : std::uint32_t { kRoomToSend, kToGather, kRoomForResult, kToCollect 
 inline constexpr std::uint32_t kWatches = 4;
 static_assert(kWatches * kStreamCallRanks == 32);
 
-inline constexpr unsigned kApartWarps = 2;   // that move nothing
-inline constexpr std::uint32_t kGroups = 2;  // of movers
-inline constexpr std::uint32_t kInHand = 2;  // slices of a hop that movers have, at most
-inline constexpr std::uint32_t kTurns = 16;  // of a group: it never has more in hand
-inline constexpr std::uint32_t kCome = 4;    // slices that have come, of a peer and a hop
+inline constexpr unsigned kApartWarps = 2;     // that move nothing
+inline constexpr std::uint32_t kGroups = 2;    // of movers
+inline constexpr std::uint32_t kInHand = 2;    // slices of a hop that movers have, at most
+inline constexpr std::uint32_t kOrdered = 16;  // of a group: it never has more in hand
+inline constexpr std::uint32_t kCome = 4;      // slices that have come, of a peer and a hop
 
 inline constexpr std::uint64_t kTurnNs = 500000;  // of a lane, about an engine's quantum
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
 
-static_assert(kTurns >= kSlotSteps * kInHand);
+static_assert(kOrdered >= kSlotSteps * kInHand);
 // But of a rank that has one hop, where several calls go together; and how many of them it gives in
 // a round, in which it looks at all calls. (Either alone is no faster; of a call that
 // is alone two are enough.)
 inline constexpr std::uint32_t kInHandOfOne = 4, kInRoundOfOne = 2;
 static_assert(kInHandOfOne <= kSlotSteps * kInHand && kInHandOfOne <= kCome);
-static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
+static_assert(kLeastSlotThreads >= 32 * (kApartWarps + kGroups));
 
 // Of the connector from a member.
 enum Found : std::uint32_t { kNotLooked, kIsTheKeys, kIsNot };
 // Of one call.
-struct StreamedCall {
+struct SlotCallState {
   Range parts[kStreamCallRanks];  // this lane's, of each member's
   // Of the connectors to and from members: Wire, with the count at which the call began.
   Wire outs[kStreamCallRanks], ins[kStreamCallRanks];
@@ -81,14 +60,14 @@ struct StreamedCall {
   std::uint32_t moved[kSlotSteps];
   std::uint32_t sent[kStreamCallRanks], taken[kStreamCallRanks];
 };
-struct StreamShared {
+struct SlotShared {
   SliceJob jobs[kSlotSteps * kInHand];
   // Slots of each peer's pool that are the call's, if it is one, see room_for().
   std::uint32_t borrowed[kStreamCallRanks];  // how many, or kNotYet
   std::uint16_t pool[kStreamCallRanks][kSlotHeaders];
   std::uint32_t stored[kSlotSteps * kInHand];
   // By group: how many slices it was given, which of the descriptions, and what they cost.
-  std::uint32_t given[kGroups], turns[kGroups][kTurns];
+  std::uint32_t given[kGroups], order[kGroups][kOrdered];
   std::uint64_t costs[kGroups];
   std::uint32_t closed;  // nothing more is given
   std::uint32_t poke;
@@ -127,12 +106,12 @@ struct Descriptions {
 // kMayCarry: of a call that may be carried (carry.cuh), which is an instance of its own: all others
 // would pay for what it asks at each slice.
 template <bool kMayCarry>
-struct StreamOf {
+struct SlotCallOf {
   const StreamCall& call;
   const Invocation& inv;
   const LaneTransport& transport;
-  StreamShared& s;
-  StreamedCall& of;
+  SlotShared& s;
+  SlotCallState& of;
 
   __device__ __forceinline__ HopOrder order() const {
     return {call.chunks_of_all(), call.steps.lag, two_hops()};
@@ -171,14 +150,16 @@ struct StreamOf {
     return moved[has_member(call.steps.gathers_from, q) ? kGathers : kCollects];
   }
   __device__ __forceinline__ bool is_carried() const { return kMayCarry && call.steps.carried; }
-  // See SlotTuning.
-  __device__ __forceinline__ bool in_step() const { return call.steps.tuning.in_step; }
+  // See SlotTuning. (Where copy engines send, all that movers have is what comes.)
+  __device__ __forceinline__ bool in_step() const {
+    return call.steps.tuning.in_step && !is_carried();
+  }
   __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
     const SlotTuning& tuning = call.steps.tuning;
     return hop == kSends ? tuning.sent_in_hand : tuning.others_in_hand;
   }
   __device__ __forceinline__ std::uint32_t slots_wanted() const {
-    const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
+    const std::uint32_t own = call.shape.guaranteed_slots, most = kSlotHeaders / own * own;
     const std::uint32_t wanted = call.steps.tuning.slots * own;
     return wanted < most ? wanted : most;
   }
@@ -186,8 +167,7 @@ struct StreamOf {
     return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);
   }
 
-  // Whether chunk n may be gathered when so many were sent, and collected: see "What may be
-  // interrupted".
+  // Whether chunk n may be gathered when so many were sent, and collected: docs/internals/redo.md.
   __device__ __forceinline__ bool may_gather(std::uint32_t n, std::uint32_t sent,
                                              std::uint32_t collected) const {
     const SlotSteps& steps = call.steps;
@@ -252,7 +232,7 @@ struct StreamOf {
     if (hop == kSends) return order().firsts_in(of.sent[peer]);
     return of.taken[peer] - order().firsts_in(of.taken[peer]);
   }
-  // Straight into outputs, see above. Whether members store what the hop sends them as it comes:
+  // Straight into outputs, see the head. Whether members store what the hop sends them as it comes:
   __device__ __forceinline__ bool into_output(std::uint32_t hop) const {
     return hop == kSends ? call.steps.sent_into_outputs : call.steps.results_into_outputs;
   }
@@ -309,7 +289,7 @@ struct StreamOf {
       if (borrowed == first) return kNoSlotOfPool;
       return s.pool[q][first + (slice - order().firsts_in(slice)) % (borrowed - first)];
     }
-    const std::uint32_t own = call.shape.escape_slots;
+    const std::uint32_t own = call.shape.guaranteed_slots;
     if (slice < own) return kNoSlotOfPool;
     const std::uint32_t at = slice % (own + s.borrowed[q]);
     return at < own ? kNoSlotOfPool : s.pool[q][at - own];
@@ -317,8 +297,9 @@ struct StreamOf {
   __device__ __forceinline__ void* slot_to(std::uint32_t q, std::uint32_t slice) const {
     const Wire& out = of.outs[q];
     const std::uint32_t borrowed = borrowed_for(q, slice);
-    if (borrowed == kNoSlotOfPool) return transport.escape_slot_of(out.steps, out.count + slice);
-    return transport.borrow_slot_to(call.members[q], borrowed);
+    if (borrowed == kNoSlotOfPool)
+      return transport.guaranteed_slot_of(out.steps, out.count + slice);
+    return transport.pool_slot_to(call.members[q], borrowed);
   }
   // `behind`: how many steps lie between what the peer has consumed and this slice's. `straight`:
   // it needs no slot. (One that does, behind it, finds its slot as it would if this one had used
@@ -327,7 +308,7 @@ struct StreamOf {
                                            std::uint64_t behind, std::uint32_t borrowed,
                                            bool straight) const {
     if (straight) return behind < kSlotHeaders;
-    const std::uint32_t own = call.shape.escape_slots;
+    const std::uint32_t own = call.shape.guaranteed_slots;
     if (is_carried()) {
       if (borrowed == kNotYet || behind >= kSlotHeaders) return false;
       const std::uint32_t first = slots_carried(borrowed), n = chunk_only_sent(q, slice);
@@ -343,12 +324,12 @@ struct StreamOf {
     // (What was there before the call has gone.)
     if (slice < own) return transport.own_slot_is_free(behind);
     if (borrowed == kNotYet) return false;
-    // (Nobody has used a borrowed slot since it was found to be free.)
+    // (Nobody has used a pool slot since it was found to be free.)
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
   }
 };
-using Stream = StreamOf<false>;
-using CarriedStream = StreamOf<true>;
+using SlotCall = SlotCallOf<false>;
+using CarriedSlotCall = SlotCallOf<true>;
 
 }  // namespace in_stream
 }  // namespace unjam

@@ -5,7 +5,7 @@
 //
 // The first warp waits but a while for copies. Then it takes back what is posted, and from there on
 // this call's blocks move the slices, through the connectors' own slots; the borrowed ones that the
-// copies had stay out of use until these are done after all (BorrowUse::kCopied). While there are
+// copies had stay out of use until these are done after all (PoolUse::kCopied). While there are
 // such, no call of the lane is carried.
 #pragma once
 
@@ -66,7 +66,7 @@ struct Carrying {
     CopyPost last;
     last.source = reinterpret_cast<std::uintptr_t>(c.inv.input_at(part.offset + part.length));
     last.target = reinterpret_cast<std::uintptr_t>(
-        c.transport.borrow_slot_to(c.call.members[q], c.call.shape.borrow_slots));
+        c.transport.pool_slot_to(c.call.members[q], c.call.shape.pool_slots));
     return fits_post(last);
   }
 
@@ -136,9 +136,9 @@ struct Carrying {
 // By several threads a peer: which slices were the last in the slots that were borrowed, of which
 // this thread sees to every fourth; or which copies are.
 template <class S>
-__device__ __forceinline__ void note_carried(const S& c, BorrowUse* uses, std::uint32_t q,
+__device__ __forceinline__ void note_carried(const S& c, PoolUse* uses, std::uint32_t q,
                                              std::uint32_t begin, std::uint32_t borrowed) {
-  const StreamShared& s = c.s;
+  const SlotShared& s = c.s;
   const HopOrder order = c.order();
   const std::uint32_t from = CudaDev::load_block(s.blocks_from), sent = c.of.sent[q];
   const std::uint32_t first = c.slots_carried(borrowed);
@@ -158,7 +158,7 @@ __device__ __forceinline__ void note_carried(const S& c, BorrowUse* uses, std::u
     // (Slots that are free, or whose slices peers have taken, may be a copy's that came back.)
     for (std::uint32_t n = from; is_first && from != kNoSlice && n < s.posted; ++n) {
       if (n % slots != i) continue;
-      uses[s.pool[q][i]] = {s.posts[q][n % kCopyPostsOfLane] + 1, BorrowUse::kCopied, 0};
+      uses[s.pool[q][i]] = {s.posts[q][n % kCopyPostsOfLane] + 1, PoolUse::kCopied, 0};
     }
   }
 }

@@ -9,10 +9,10 @@ namespace in_stream {
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
 // `behind`: what hops had moved before. `done`: as in tell_end().
 template <class S, class Add>
-__device__ __forceinline__ void count_stream(LaneStats& stats, const S& c,
-                                             const std::uint32_t (&behind)[kSlotSteps], bool done,
-                                             Add add) {
-  const std::uint32_t me = c.call.place, own = c.call.shape.escape_slots;
+__device__ __forceinline__ void count_slot_call(LaneStats& stats, const S& c,
+                                                const std::uint32_t (&behind)[kSlotSteps],
+                                                bool done, Add add) {
+  const std::uint32_t me = c.call.place, own = c.call.shape.guaranteed_slots;
   const auto moved = [&](std::uint32_t hop) {
     const std::uint32_t all = c.has(hop) ? c.call.chunks_of_all() : 0;
     return (done ? all : c.hops_behind(hop)) - behind[hop];

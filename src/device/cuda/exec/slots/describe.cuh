@@ -69,7 +69,7 @@ __device__ __forceinline__ void describe_hop(const S& c, std::uint32_t hop, Slic
 template <class S>
 __device__ __forceinline__ bool describe_slice(const S& c, std::uint32_t hop, std::uint32_t k,
                                                std::uint32_t q, SliceJob& job) {
-  const StreamedCall& of = c.of;
+  const SlotCallState& of = c.of;
   const std::uint32_t me = c.call.place;
   if (q >= c.call.places) return false;
   if (copies_only(c, hop)) {
@@ -133,14 +133,14 @@ __device__ __forceinline__ std::uint32_t cost_of(const S& c, std::uint32_t hop) 
 // By one thread.
 template <class S>
 __device__ __forceinline__ void give(const S& c, std::uint32_t hop, std::uint32_t at) {
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   static_assert(kGroups == 2);
   std::uint32_t group = s.costs[1] < s.costs[0] ? 1 : 0;
   if (c.in_step()) group = hop == kSends ? 0 : 1;
   s.costs[group] += cost_of(c, hop);
-  const std::uint32_t turn = s.given[group];
-  s.turns[group][turn % kTurns] = at;
-  CudaDev::store_block(s.given[group], turn + 1);
+  const std::uint32_t n = s.given[group];
+  s.order[group][n % kOrdered] = at;
+  CudaDev::store_block(s.given[group], n + 1);
 }
 
 // Of what is in the output already: as if movers had moved it. By one thread; `n` slices of the hop

@@ -8,7 +8,7 @@ namespace in_stream {
 
 template <class S>
 __device__ __forceinline__ void move(const S& c) {
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const unsigned warp = threadIdx.x / 32 - kApartWarps, thread = threadIdx.x % 32;
   const std::uint32_t group = warp / c.warps();
   if (group >= kGroups) return;
@@ -18,7 +18,7 @@ __device__ __forceinline__ void move(const S& c) {
       // (The latest is given before that is said.)
       if (CudaDev::load_block(s.closed) != 0 && CudaDev::load_block(s.given[group]) <= k) return;
     }
-    const std::uint32_t at = s.turns[group][k % kTurns];
+    const std::uint32_t at = s.order[group][k % kOrdered];
     __syncwarp();
     if (c.in_step()) {
       sync_group(1 + group, threads);

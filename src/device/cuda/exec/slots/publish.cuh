@@ -18,13 +18,13 @@ inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before pe
 template <class S>
 __device__ __forceinline__ bool borrow(CudaRank& r, const S& c) {
   constexpr std::uint32_t kEveryone = 0xffffffff;
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
-  const std::uint32_t own = c.call.shape.escape_slots, all = c.call.shape.borrow_slots;
+  const std::uint32_t own = c.call.shape.guaranteed_slots, all = c.call.shape.pool_slots;
   const bool carried = c.is_carried();
   const std::uint32_t wanted = carried ? kSlotHeaders : c.slots_wanted() - own;
   const bool seeks = c.sends_to(q) && CudaDev::load_block(s.borrowed[q]) == kNotYet;
-  const bool fits = c.chunk_bytes() <= c.call.shape.borrow_slot_bytes;
+  const bool fits = c.chunk_bytes() <= c.call.shape.pool_slot_bytes;
   const PeerSendState* peers = r.rank.lanes[c.transport.lane].transport.peers;
   std::uint32_t found = 0, soon = 0;
   // (A few looks: it is a convenience.)
@@ -34,8 +34,8 @@ __device__ __forceinline__ bool borrow(CudaRank& r, const S& c) {
     bool is_free = false, frees = false;
     if (seeks && i < all && found < wanted) {
       const std::uint32_t peer = c.call.members[q];
-      const BorrowUse use = peers[peer].borrows[i];
-      std::uint64_t& until = use.connector == BorrowUse::kCopied
+      const PoolUse use = peers[peer].borrows[i];
+      std::uint64_t& until = use.connector == PoolUse::kCopied
                                  ? copies_done(r, c, q)
                                  : c.transport.credit_word(peer, use.connector);
       is_free = use.step_end == 0 || load_acquire(until) >= use.step_end;
@@ -57,13 +57,13 @@ __device__ __forceinline__ bool borrow(CudaRank& r, const S& c) {
 // Says which slices were the last in them.
 template <class S>
 __device__ __forceinline__ void note_borrowed(CudaRank& r, const S& c) {
-  const StreamShared& s = c.s;
+  const SlotShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4, sent = c.of.sent[q];
   if (!c.sends_to(q)) return;
   // (Where it is not known how many were lent, all beyond the own slots went straight.)
-  const std::uint32_t own = c.call.shape.escape_slots;
+  const std::uint32_t own = c.call.shape.guaranteed_slots;
   const std::uint32_t borrowed = s.borrowed[q] == kNotYet ? 0 : s.borrowed[q];
-  BorrowUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
+  PoolUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
   if (c.is_carried()) return note_carried(c, uses, q, thread % 4, borrowed);
   for (std::uint32_t i = thread % 4; i < borrowed; i += 4) {
     const std::uint32_t round = own + borrowed, first = own + i;
@@ -148,13 +148,13 @@ __device__ __forceinline__ void invite_members(const S& c) {
 // Publishes what the movers have moved, in the connectors' order, until nothing more is given. Of
 // what is not moved to the end the last credits are left to tell_ends().
 template <class S>
-__device__ __forceinline__ void publish_stream(CudaRank& r, const S& c) {
+__device__ __forceinline__ void publish_call(CudaRank& r, const S& c) {
   constexpr std::uint32_t kAll = 0xffffffff;
-  StreamShared& s = c.s;
+  SlotShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread % kStreamCallRanks;
   const bool out = thread < kStreamCallRanks;
   const bool of_peer = thread < 2 * kStreamCallRanks && (out ? c.sends_to(q) : c.receives_from(q));
-  const std::uint32_t own_slots = c.call.shape.escape_slots;
+  const std::uint32_t own_slots = c.call.shape.guaranteed_slots;
   const std::uint32_t slices = c.order().slices();
   std::uint32_t* const poke_at = where_to_poke(r, c, q, out && (of_peer || c.receives_from(q)));
   std::uint32_t poke = s.poke;

@@ -1,21 +1,11 @@
-// How far streams that go through a lane together (several.cuh) are sent
-// ahead of what comes in, and when that may be left.
-//
-// What peers have stored is read while it is in the cache, so little is sent ahead: of all streams
-// together so many chunks a hop, beside those that one hop is behind the other in any case. But
-// ranks may be at different streams. Each is then as far ahead as it may be, at streams that the
-// others are not at, and short of what they have not sent it. Hence two rules:
-//   - What a contribution that has come waits for is sent at once: a chunk is gathered behind some
-//     that are sent (HopOrder::sent_before_gather()). So of two ranks, whichever comes to the
-//     other's streams goes on there.
-//   - Nobody leaves before it has sent all that has room, at all streams: where it watches some of
-//     them at a time, not before it has been to each since it last sent anything; nor for others
-//     that want to go on, if it has moved nothing since it came. A contribution that has come from
-//     one of several peers only unlocks nothing, but what has room is not held back by others'
-//     streams; so whatever is stuck is so by the protocol alone, which cannot be (connector.h).
-// Without the first, two ranks with many calls in orders of their own wait for each other for ever;
-// without the second, more than two do where something short, whose peers are not there, sends each
-// away behind its turn. tests/unit/send_window_test.cc plays this, with each rule and without.
+// How far calls that go through a lane together (several.cuh) are sent ahead of what comes in, and
+// when that may be left. Of all calls together so many chunks a hop are sent ahead, beside those
+// that one hop is behind the other in any case. But ranks may be at different calls. Hence:
+//   - What a contribution that has come waits for is sent at once (HopOrder::sent_before_gather()).
+//   - Nobody leaves before it has sent all that has room, at all calls; nor for others that want to
+//     go on, if it has moved nothing since it came.
+// Without the first, two ranks wait for each other for ever; without the second, more than two do:
+// docs/internals/coming-together.md. tests/unit/send_window_test.cc plays it.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +15,14 @@
 
 namespace unjam {
 
-class SendingAhead {
+class SendWindow {
  public:
   static constexpr std::uint32_t kMost = 4;
 
   // `calls`: that go together, all of the same hops. hops: from what is sent to what comes in for
   // it, which is all that the root of a reduction knows: as many times as much is under way.
-  UNJAM_HD constexpr SendingAhead(std::uint32_t calls, bool receives, std::uint32_t lag,
-                                  std::uint32_t hops = 1)
+  UNJAM_HD constexpr SendWindow(std::uint32_t calls, bool receives, std::uint32_t lag,
+                                std::uint32_t hops = 1)
       : most_(calls == 1 || !receives ? kNoLimit : lag + hops * kMost) {}
 
   // Whether one more chunk may be sent. ahead: chunks of all calls that were sent, less those that

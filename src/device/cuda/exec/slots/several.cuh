@@ -1,23 +1,12 @@
 // What a lane does for calls that go through slots, by its engine: as calls.cuh has it of one, of
-// several calls with the same members and hops. Each hop takes the first of them that has what its
-// next chunk needs: so while one's results are on their way, others go on, and if ranks have them
-// in different orders they do not wait for each other. What differs besides: the lane's lease is
-// held, the keys' former uses have ended, the inputs are there, ends and progress are the engine's;
-// and a call goes on where it was left.
-//
-// The first warp's threads each watch one call for one thing at one peer: all calls at once
-// where hops have one peer each, one in turn where they have eight (steer_several()). It alone
-// counts what movers have moved (in the order in which it was given), for each call, and says so to
-// the second warp:
-//   done      of a call's hop, by the first warp; release: with what it has acquired of movers
-//   events    counts those, so that the second warp looks at calls only when there is news
+// several calls with the same members and hops (docs/internals/batches.md). Each hop takes the
+// first of them that has what its next chunk needs. The first warp alone counts what movers have
+// moved, and says so to the second warp:
+//   done    of a call's hop; release: with what it has acquired of movers
+//   events  counts those, so that the second warp looks at calls only when there is news
 // And the second warp to the first, both hints: which calls have `ended`, and whether what was
-// moved lasts (`went_on`).
-//
-// Where a call was left. `behind` of each hop are chunks that nobody moves again, HopOrder says
-// which slices of a connector these are, and the connectors' counts are so much further. Slots:
-// each connector's own. A call that is alone, and begins, goes as without an engine (steer(),
-// publish_stream()), and borrows others, whose round a later run would not know.
+// moved lasts (`went_on`). Of a call that was left, `behind` of each hop are chunks that nobody
+// moves again. Slots are each connector's own; a call that is alone, and begins, borrows others.
 #pragma once
 
 #include "device/cuda/exec/several_calls.cuh"
@@ -26,7 +15,7 @@
 namespace unjam {
 namespace in_stream {
 
-struct BatchStreamed : StreamedCall {
+struct BatchSlotCall : SlotCallState {
   std::uint32_t behind[kSlotSteps];  // as it was left
   std::uint32_t next[kSlotSteps];    // chunks that were given
   std::uint32_t done[kSlotSteps];    // and moved
@@ -38,10 +27,10 @@ struct BatchStreamed : StreamedCall {
   }
 };
 struct PipelinedBatch {
-  StreamShared stream;
-  BatchStreamed calls[kMostInBatch];  // by their places in BatchCalls
+  SlotShared slots;
+  BatchSlotCall calls[kMostInBatch];  // by their entries in BatchCalls
   std::uint32_t num_calls;
-  std::uint32_t places[kMostInBatch];                    // of those that go together
+  std::uint32_t entries[kMostInBatch];                   // of those that go together
   std::uint32_t given_of[kSlotSteps * kInHand];          // whose slice a description is
   std::uint32_t to[kMostInBatch][2 * kStreamCallRanks];  // of who publishes
   std::uint32_t events;
@@ -63,9 +52,9 @@ __device__ __forceinline__ PipelinedBatch& pipelined_batch() {
   return *reinterpret_cast<PipelinedBatch*>(pipelined_batch_bytes);
 }
 // In BatchCalls' order.
-__device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_t place) {
+__device__ __forceinline__ SlotCall slot_call_of(const LaneTransport& t, std::uint32_t entry) {
   PipelinedBatch& x = pipelined_batch();
-  return {batch_calls().call[place], batch_calls().inv[place], t, x.stream, x.calls[place]};
+  return {batch_calls().call[entry], batch_calls().inv[entry], t, x.slots, x.calls[entry]};
 }
 
 // Whether hops have the same peers, and are as far apart.

@@ -110,7 +110,7 @@ __device__ __forceinline__ void find_connector(const S& c, std::uint32_t q, bool
 // any more.
 template <class S>
 __device__ __forceinline__ bool find_incoming(const S& c, const Watched& x, Wire& wire) {
-  StreamedCall& of = c.of;
+  SlotCallState& of = c.of;
   const bool watches = x.of_peer && x.comes;
   if (watches && of.found[x.q] == kNotLooked &&
       (x.watch == kToGather || !has_member(c.call.steps.gathers_from, x.q))) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ Seen look_at_watch(const S& c, const Watched& x, cons
   // (slice_at(): nullptr, if it is in the output. Of an own slot it goes by Wire::slot, which is
   // the connector's next step's, not this one's.)
   c.of.come[x.hop][at.k % kCome][x.q] =
-      (at.found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, at.step)
+      (at.found & kFlagPlaces) == 0 ? c.transport.guaranteed_slot_of(in.steps, at.step)
                                     : c.transport.slice_at(c.call.members[x.q], in, at.found);
   at.begin(c, x, wire, ++at.k);
   return Seen::kNews;

@@ -1,4 +1,4 @@
-#include "plan/algorithms/direct.h"
+#include "plan/algorithms/one_shot.h"
 
 #include "plan/common.h"
 #include "plan/program_builder.h"
@@ -8,7 +8,7 @@ namespace {
 
 // What one lane of a GPU carries of a rank's largest message: two units for each thread, so that
 // all are under way at once. And what a lane alone carries: to bring several together takes longer.
-constexpr std::uint64_t kDirectUnits = 2, kSingleUnits = 4;
+constexpr std::uint64_t kOneShotUnits = 2, kSingleUnits = 4;
 // Where each rank has a message of every other one a thread has as many units of each, which come
 // after another: of short messages among more than two ranks it gets one of each. That is faster in
 // a stream, and slower for many calls beside streams, where lanes cost more.
@@ -18,9 +18,9 @@ std::uint64_t units_of(const PlanRequest& request, const Geometry& geometry, std
   return request.ranks > 2 && !has_root(request.kind) && is_short ? 1 : usual;
 }
 
-class DirectProgram {
+class OneShotProgram {
  public:
-  explicit DirectProgram(const PlanRequest& request)
+  explicit OneShotProgram(const PlanRequest& request)
       : ranks_(request.ranks),
         rank_(request.rank),
         root_(request.root),
@@ -107,16 +107,16 @@ class DirectProgram {
 
 // Units of a message that a thread may have for half of the lanes to carry it, see leave_room().
 // With more, a call in a stream loses by it more than calls beside streams gain.
-constexpr std::uint64_t kDirectHalfUnits = 5;
+constexpr std::uint64_t kOneShotHalfUnits = 5;
 
 }  // namespace
 
-bool direct_serves(Kind /*kind*/) { return true; }
+bool one_shot_serves(Kind /*kind*/) { return true; }
 
-std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
-                                std::string* error) {
-  const std::string problem =
-      several_peers_error(request, limits, "direct", direct_serves(request.kind), kMinDirectSlots);
+std::optional<Plan> plan_one_shot(const PlanRequest& request, const PlanLimits& limits,
+                                  std::string* error) {
+  const std::string problem = several_peers_error(request, limits, "one_shot",
+                                                  one_shot_serves(request.kind), kMinOneShotSlots);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;
@@ -128,18 +128,18 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   plan.protocol = packet_protocol(limits, message_bytes(plan.geometry),
                                   has_root(request.kind) ? kLeastLineBytes : kLeastLineToAllBytes);
   plan.geometry.chunk =
-      chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
+      chunk_elements(payload_bytes(plan.protocol, limits.guaranteed_slot_bytes), plan.geometry);
   if (limits.device == Device::kCuda) {
     plan.geometry.lanes =
         packet_lanes(limits, plan, units_of(request, plan.geometry, kSingleUnits));
     if (plan.geometry.lanes != 1) {
       plan.geometry.lanes =
-          packet_lanes(limits, plan, units_of(request, plan.geometry, kDirectUnits));
-      plan.geometry.lanes = leave_room(request, limits, plan, kDirectHalfUnits);
+          packet_lanes(limits, plan, units_of(request, plan.geometry, kOneShotUnits));
+      plan.geometry.lanes = leave_room(request, limits, plan, kOneShotHalfUnits);
     }
   }
 
-  DirectProgram program(request);
+  OneShotProgram program(request);
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kBarrier:

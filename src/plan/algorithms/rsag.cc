@@ -1,4 +1,4 @@
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/rsag.h"
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
   std::vector<Primitive>& p = *program;
   const auto hops = static_cast<std::uint32_t>(std::count_if(p.begin(), p.end(), from_set));
   if (!limits.overlap || hops == 0 || p.size() == 1) return;
-  const std::uint32_t distance = overlap_distance(hops, limits.escape_slots);
+  const std::uint32_t distance = overlap_distance(hops, limits.guaranteed_slots);
   const bool together = limits.together && !has_root(kind);
   if (!together || distance == 0 || !to_set(p.front())) {
     std::uint32_t lag = 0;
@@ -32,11 +32,12 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
   std::rotate(p.begin(), p.begin() + 1, p.end() - 1);
   if (hops == 2) p.front().lag = (distance + 1) & kMostLag;
   p.back().lag =
-      (hops == 2 ? 2 * distance + 1 : std::min(limits.escape_slots - 1, kPassesApart)) & kMostLag;
+      (hops == 2 ? 2 * distance + 1 : std::min(limits.guaranteed_slots - 1, kPassesApart)) &
+      kMostLag;
   p[p.size() - 2].flags |= kWithNext;
 }
 
-// Whose part is empty, see mesh.h.
+// Whose part is empty, see rsag.h.
 std::uint16_t empty_part(const PlanRequest& request) {
   if (request.ranks == 1 || !whole_at_root(request.kind)) return kNoPart;
   const bool reduces = request.kind == Kind::kReduce;
@@ -44,9 +45,9 @@ std::uint16_t empty_part(const PlanRequest& request) {
                                                                   : request.root);
 }
 
-class MeshProgram {
+class RsagProgram {
  public:
-  explicit MeshProgram(const PlanRequest& request)
+  explicit RsagProgram(const PlanRequest& request)
       : kind_(request.kind),
         ranks_(request.ranks),
         rank_(request.rank),
@@ -118,12 +119,12 @@ class MeshProgram {
 
 }  // namespace
 
-bool mesh_serves(Kind kind) { return reduces(kind) || blocked(kind) || whole_at_root(kind); }
+bool rsag_serves(Kind kind) { return reduces(kind) || blocked(kind) || whole_at_root(kind); }
 
-std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
+std::optional<Plan> plan_rsag(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
   const std::string problem =
-      several_peers_error(request, limits, "mesh", mesh_serves(request.kind), kMinMeshSlots);
+      several_peers_error(request, limits, "rsag", rsag_serves(request.kind), kMinRsagSlots);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;
@@ -135,7 +136,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   plan.geometry.chunk = slot_chunk(limits, plan.geometry);
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
-  MeshProgram(request).write(&plan);
+  RsagProgram(request).write(&plan);
   overlap(request.kind, limits, &plan.primitives);
   if (limits.overlap && request.ranks > 1) even_chunks(&plan.geometry);
   return plan;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/rsag.h"
 #include "plan/lower.h"
 #include "program/schedule.h"
 
@@ -24,10 +24,10 @@ inline Plan mesh_plan(Kind kind, std::uint32_t slots, int ranks, int rank, int r
   request.root = root;
   PlanLimits limits;
   limits.device = Device::kCuda;  // whose executors take it
-  limits.escape_slots = slots;
+  limits.guaranteed_slots = slots;
   limits.lanes = 4;
   limits.overlap = true;
-  const std::optional<Plan> plan = plan_mesh(request, limits);
+  const std::optional<Plan> plan = plan_rsag(request, limits);
   EXPECT_TRUE(plan.has_value());
   return plan.value_or(Plan{});
 }
@@ -35,7 +35,8 @@ inline Plan mesh_plan(Kind kind, std::uint32_t slots, int ranks, int rank, int r
 // The same as executors run it.
 inline Schedule mesh_schedule(const Plan& plan, int ranks, int rank) {
   const PlanLimits limits;
-  const Lowered lowered = lower(plan, ranks, rank, {512, 4, true, 20, limits.escape_slot_bytes});
+  const Lowered lowered =
+      lower(plan, ranks, rank, {512, 4, true, 20, limits.guaranteed_slot_bytes});
   EXPECT_EQ(lowered.why, NeedsEngine::kNo);
   return lowered.schedule;
 }
