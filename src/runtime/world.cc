@@ -185,6 +185,21 @@ std::set<int> World::processes_of(const std::vector<int>& members) const {
   return processes;
 }
 
+void World::on_snapshot_request(int process, const SnapshotRequestMessage& m) {
+  SnapshotMessage reply;
+  reply.number = m.number;
+  reply.ranks = local_snapshots();
+  mesh_.send(process, MessageType::kSnapshot, reply.encode());
+}
+
+void World::on_snapshot(int process, SnapshotMessage& m) {
+  const auto found = gatherings_.find(m.number);
+  if (found == gatherings_.end() || found->second.waits_for.erase(process) == 0) return;
+  for (RankSnapshot& s : m.ranks) {
+    if (is_rank_of(static_cast<std::uint32_t>(s.rank), process)) found->second.add(std::move(s));
+  }
+}
+
 // What makes no sense is passed over: its sender proved that it is of our job, so it is a fault of
 // ours, and must not make things worse here.
 void World::on_message(int process, Frame& frame) {
@@ -237,23 +252,12 @@ void World::on_message(int process, Frame& frame) {
     }
     case MessageType::kSnapshotRequest: {
       SnapshotRequestMessage m;
-      if (!m.decode(frame.payload)) break;
-      SnapshotMessage reply;
-      reply.number = m.number;
-      reply.ranks = local_snapshots();
-      mesh_.send(process, MessageType::kSnapshot, reply.encode());
+      if (m.decode(frame.payload)) on_snapshot_request(process, m);
       break;
     }
     case MessageType::kSnapshot: {
       SnapshotMessage m;
-      if (!m.decode(frame.payload)) break;
-      const auto found = gatherings_.find(m.number);
-      if (found == gatherings_.end() || found->second.waits_for.erase(process) == 0) break;
-      for (RankSnapshot& s : m.ranks) {
-        if (is_rank_of(static_cast<std::uint32_t>(s.rank), process)) {
-          found->second.add(std::move(s));
-        }
-      }
+      if (m.decode(frame.payload)) on_snapshot(process, m);
       break;
     }
     case MessageType::kWindow:

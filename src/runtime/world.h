@@ -269,6 +269,8 @@ class World : private Rooms::Memory {
   bool follows_another(int process) const;
   void take_losses();  // those that wait no longer
   void lose(const Loss& loss);
+  void on_snapshot_request(int process, const SnapshotRequestMessage& m);
+  void on_snapshot(int process, SnapshotMessage& m);
   void on_query(int process, const QueryMessage& query);
   void on_answer(int process, const AnswerMessage& answer);
   void mark_gone(int rank, const std::string& why, const std::shared_ptr<const Legacy>& legacy);
