@@ -7,7 +7,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-add_custom_target(unjam_package DEPENDS unjam)  # what the wheel needs
+add_custom_target(unjam_package DEPENDS unjam unjam_nccl)  # what the wheel needs
 set(shared_libraries unjam)
 if(TARGET unjam_cuda)
   add_dependencies(unjam_package unjam_cuda)
@@ -54,6 +54,13 @@ if(TARGET unjam_cuda)
   install(FILES $<TARGET_FILE:unjam_cuda> DESTINATION unjam/lib
           PERMISSIONS ${runnable} COMPONENT python_cuda EXCLUDE_FROM_ALL)
 endif()
+
+# libnccl.so.2 lies one folder further down: whoever adds the library's folder to a search path has not asked
+# for it.
+install(FILES $<TARGET_FILE:unjam_nccl> DESTINATION unjam/lib/nccl RENAME libnccl.so.2
+        PERMISSIONS ${runnable} COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES $<TARGET_FILE:unjam_nccl> DESTINATION ${CMAKE_INSTALL_LIBDIR}/nccl RENAME libnccl.so.2
+        PERMISSIONS ${runnable} COMPONENT sdk)
 
 install(TARGETS ${shared_libraries} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk)
 install(FILES include/unjam/unjam.h include/unjam/reshard.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/unjam COMPONENT sdk)

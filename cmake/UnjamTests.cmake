@@ -177,6 +177,9 @@ foreach(source ${test_sources})
     continue()
   endif()
   unjam_add_gtest(${name} "${source}")
+  if(name MATCHES "^nccl_")
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:unjam_nccl_objects> "${nccl_no_cuda}")
+  endif()
   if(name IN_LIST use_net_plugins)
     add_dependencies(${name} ${net_plugins})
   endif()
@@ -185,3 +188,7 @@ endforeach()
 add_test(NAME exported_symbols
          COMMAND "${PROJECT_SOURCE_DIR}/tools/check_exports.sh" $<TARGET_FILE:unjam>)
 set_tests_properties(exported_symbols PROPERTIES LABELS unit)
+add_test(NAME exported_symbols_nccl
+         COMMAND "${PROJECT_SOURCE_DIR}/tools/check_exports.sh" $<TARGET_FILE:unjam_nccl>
+                 "${PROJECT_SOURCE_DIR}/tests/fixtures/nccl/exports-2.28.9.txt")
+set_tests_properties(exported_symbols_nccl PROPERTIES LABELS unit)

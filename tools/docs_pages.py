@@ -4,6 +4,7 @@
     docs/reference/cli.md    the parsers of python/unjam/cli
     docs/environment.md      its tables, from unjamEnvironment and unjam._torch_settings
     docs/algorithms/*.md     their numbers, and pictures beside them, from `unjam plan`
+    docs/nccl.md             its table, from src/api/nccl
     docs/performance.md      bench/results/*.json, with a plot
     README.md                five rows of these, if it has the place for them
 
@@ -752,6 +753,23 @@ def _save(figure: Any, path: Path, digest: str) -> None:
 # ---- all ----
 
 
+NCCL_EXPORT = re.compile(
+    r"^// ([^\n]+)\nUNJAM_NCCL_EXPORT\(\s*[\w ]+\*?,\s*(nccl\w+),", re.MULTILINE
+)
+
+
+def nccl_symbols() -> str:
+    """NCCL's functions, and what each comes to, as their definitions say in front of them."""
+    rows = ["| function | | |", "| --- | --- | --- |"]
+    for file, state in (("exports", "served"), ("unsupported", "refused")):
+        text = (ROOT / "src" / "api" / "nccl" / f"{file}.cc").read_text()
+        found = NCCL_EXPORT.findall(text)
+        if len(found) != text.count("\nUNJAM_NCCL_EXPORT("):
+            raise ValueError(f"{file}.cc has a function of NCCL's without a comment in front of it")
+        rows += [f"| `{name}` | {state} | {what} |" for what, name in found]
+    return "\n".join(rows) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """What each page with something generated should read."""
     result = {
@@ -763,6 +781,8 @@ def pages() -> dict[Path, str]:
     for name in ALGORITHM_PAGES:
         path = DOCS / "algorithms" / f"{name}.md"
         result[path] = part_of(path.read_text(), "numbers", algorithm_numbers(name))
+    path = DOCS / "nccl.md"
+    result[path] = part_of(path.read_text(), "symbols", nccl_symbols())
     path = DOCS / "performance.md"
     text = part_of(path.read_text(), "setting", performance_setting())
     text = part_of(text, "summary", performance_summary())

@@ -327,6 +327,12 @@ UNJAM_API unjamResult_t unjamMemDeregister(unjamContext_t context, void* pointer
 UNJAM_API unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size,
                                          const char* name, unjamGroup_t* group);
 UNJAM_API unjamResult_t unjamGroupDestroy(unjamGroup_t group);
+/* Ends this rank's pending invocations of the group, sends and receives among them, with
+ * UNJAM_ERROR_ABORTED, and refuses further ones; other groups go on. Returns at once, from any
+ * thread. Peers are told: what they have pending in the group that this rank has not completed its
+ * part of, and what they call later, ends with UNJAM_ERROR_PEER. (Under keys other than the empty
+ * one that holds only of those that this rank has called.) The group must still be destroyed. */
+UNJAM_API unjamResult_t unjamGroupAbort(unjamGroup_t group);
 /* A group of those members of `group` that are not absent (see unjamContextAbsent), as
  * unjamGroupCreate makes it: local, no communication. All survivors call it with the same name. If
  * they do not yet know of the same absences, those that include an absent rank get UNJAM_ERROR_PEER

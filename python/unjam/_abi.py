@@ -314,6 +314,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamMemDeregister": (c_int, [Handle, c_void_p]),
     "unjamGroupCreate": (c_int, [Handle, POINTER(c_int), c_int, c_char_p, POINTER(Handle)]),
     "unjamGroupDestroy": (c_int, [Handle]),
+    "unjamGroupAbort": (c_int, [Handle]),
     "unjamGroupShrink": (c_int, [Handle, c_char_p, POINTER(Handle)]),
     "unjamGroupRank": (c_int, [Handle, POINTER(c_int)]),
     "unjamGroupSize": (c_int, [Handle, POINTER(c_int)]),

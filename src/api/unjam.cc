@@ -516,6 +516,14 @@ unjamResult_t unjamGroupDestroy(unjamGroup_t group) {
   });
 }
 
+unjamResult_t unjamGroupAbort(unjamGroup_t group) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    return finish(group->context->abort_group(
+        *group, "group '" + group->name + "' was aborted (unjamGroupAbort)"));
+  });
+}
+
 unjamResult_t unjamGroupShrink(unjamGroup_t group, const char* name, unjamGroup_t* survivors) {
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;

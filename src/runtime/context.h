@@ -67,6 +67,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // Behind that: the rank leaves. what: what abort_at_end() gave; what is returned likewise, as
   // calls may have come in between.
   std::string leave_at_end(const std::string& how, std::string what);
+  // Behind that: what the rank has sent to other hosts is there, or its receivers are lost.
+  void flush_network() { world_->flush_network(); }
   // How many invocations are pending, or being made by other threads; and a number that grows while
   // something moves. Waits for no device.
   struct Motion {
@@ -79,6 +81,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // Of the members that are still there.
   Result shrink_group(const unjamGroup& group, const char* name, unjamGroup** survivors);
   Result destroy_group(unjamGroup* group);
+  // unjamGroupAbort.
+  Result abort_group(unjamGroup& group, const std::string& why);
   Result register_collective(unjamGroup* group, const char* key, const Signature& signature,
                              std::int32_t priority, unjamCollective** collective);
   Result deregister(unjamCollective* collective);

@@ -199,6 +199,7 @@ void World::fail_everywhere(const CallKey& call, const std::vector<int>& members
                             unjamResult_t code, const std::string& text) {
   const auto& [tag, n] = call;
   announce_end(announcements(members, tag), tag, n);  // for those that call later
+  announced(members, tag);
   FailMessage m;
   m.tag = tag;
   m.n = n;
@@ -213,6 +214,12 @@ void World::refuse(std::uint64_t tag, std::uint64_t n, const std::vector<int>& m
                    const std::string& text) {
   std::lock_guard lock(mutex_);
   fail_everywhere({tag, n}, members, UNJAM_ERROR_MISMATCH, text);
+}
+
+void World::abandon(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+                    const std::string& text) {
+  std::lock_guard lock(mutex_);
+  fail_everywhere({tag, n}, members, UNJAM_ERROR_PEER, text);
 }
 
 // ---- probes ----

@@ -84,6 +84,53 @@ void Context::abort(unjamResult_t code, const std::string& why) {
   world_->tell_peers_gone(rank_, why);
 }
 
+Result Context::abort_group(unjamGroup& group, const std::string& why) {
+  // What peers send to this rank, or await from it, ends too, also where it has never called that.
+  for (int peer = 0; peer < static_cast<int>(group.members.size()); ++peer) {
+    unjamGroup* unused = nullptr;
+    for (const bool sends : {true, false}) {
+      if (Result r = open_channel(group, peer, sends, unused); !r.ok()) return r;
+    }
+  }
+  struct Ended {
+    std::uint64_t tag, n;
+    const std::vector<int>* members;
+  };
+  std::vector<Ended> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed()) return closed_why_;
+    if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
+    reap_locked();
+    const auto end = [&](unjamGroup& g) {
+      if (g.failed.ok()) g.failed = {UNJAM_ERROR_ABORTED, why};
+      const std::uint64_t common = key_tag(g, "");
+      bool has_common = false;
+      for (const auto& [name, key] : g.keys) {
+        has_common = has_common || key->state.tag == common;
+        ended.push_back({key->state.tag, key->completed, &g.members});
+      }
+      for (const auto& [tag, record] : records_) {
+        if (record.group != &g) continue;
+        has_common = has_common || tag == common;
+        ended.push_back({tag, record.uses, &g.members});
+      }
+      if (!has_common) ended.push_back({common, 0, &g.members});
+      release_group(g);
+    };
+    end(group);
+    for (const auto& [ends, channel] : group.channels) end(*channel);
+  }
+  for (const Ended& e : ended) {
+    fail_call(e.tag, e.n, {UNJAM_ERROR_ABORTED, why});  // first: this rank's own word for it
+    if (e.members->size() > 1) {
+      world_->abandon(e.tag, e.n, *e.members,
+                      "rank " + std::to_string(rank_) + " has given up the group: " + why);
+    }
+  }
+  return {};
+}
+
 void Context::fail_key(Key& key, std::uint64_t from, const Result& why) {
   if (first_error_.ok()) first_error_ = why;
   if (from >= key.failed_from) return;

@@ -103,6 +103,7 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
   }
   const Announced others = announce(world_->announcements(group.members, key.state.tag),
                                     key.state.tag, n, signature.hash());
+  world_->announced(group.members, key.state.tag);
   if (others == Announced::kAgreed) return {};
   lock.unlock();
   World::Verdict verdict =

@@ -130,6 +130,9 @@ ELSEWHERE = {
     "torchrun --nproc-per-node 2 first.py": (
         "tests/python/test_docs.py::test_torch_examples_run_under_torchrun"
     ),
+    "unjam run -- torchrun --nproc-per-node 2 train.py": (
+        "tests/python/test_nccl_library.py::test_a_program_of_two_processes"
+    ),
     "UNJAM_TORCH_REPLACE=nccl torchrun --nproc-per-node 4 train.py": (
         "tests/python/test_torch_backend.py::test_replaces_nccl_where_asked_and_says_so_once"
     ),

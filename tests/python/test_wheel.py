@@ -135,6 +135,8 @@ def test_what_the_wheel_says_of_itself(wheel):
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         text = archive.read(metadata).decode()
     assert "unjam/lib/libunjam.so.0" in names and "unjam/lib/libunjam_cuda.so" not in names
+    assert "unjam/lib/nccl/libnccl.so.2" in names
+    assert not [name for name in names if name.startswith("unjam.libs/")]  # nothing is there twice
     # Shown by an index, where a link into the repository leads nowhere.
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert targets and all(target.startswith(("https://", "#")) for target in targets), targets

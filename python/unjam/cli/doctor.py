@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import _lib
 from .._errors import UnjamError
+from .._nccl_library import nccl_library
 from .._version import __version__
 from ..context import Context, init_all
 from ..cuda import driver, gpus
@@ -283,6 +284,18 @@ def adapter_finding(extension: ModuleType | Any) -> Line:
     return Line("adapter", OK, text)
 
 
+# ---- NCCL's interface ----
+
+
+def nccl_line() -> Line:
+    """libnccl.so.2, for programs that call NCCL by name."""
+    try:
+        path = nccl_library()
+    except UnjamError as error:
+        return Line("NCCL", ABSENT, "no libnccl.so.2 of unjam's", str(error))
+    return Line("NCCL", OK, f"unjam run -- PROGRAM answers its calls by {path}")
+
+
 # ---- the system ----
 
 
@@ -322,5 +335,6 @@ CHECKS: tuple[Callable[[], Line], ...] = (
     gpu_trial_line,
     torch_line,
     adapter_line,
+    nccl_line,
     limits_line,
 )
