@@ -31,9 +31,9 @@
 
 namespace {
 
-using unjam::Channel;
 using unjam::Fabric;
 using unjam::FrameBytes;
+using unjam::FrameChannel;
 using unjam::kFrameBytes;
 using Clock = std::chrono::steady_clock;
 
@@ -162,8 +162,8 @@ class Carried : public End, public unjam::FabricSink {
   bool send(std::uint32_t bytes) override {
     FrameBytes head;
     std::memcpy(head.bytes, &bytes, sizeof(bytes));
-    return fabric().send(other_, bytes <= kShortBytes ? Channel::kShort : Channel::kBulk, head,
-                         from_.data(), bytes, 0);
+    return fabric().send(other_, bytes <= kShortBytes ? FrameChannel::kShort : FrameChannel::kBulk,
+                         head, from_.data(), bytes, 0);
   }
   bool poll() override { return fabric().poll(*this); }
 

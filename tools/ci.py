@@ -104,6 +104,10 @@ def ctest(preset: str, build_dir: str) -> None:
         probe = [*plain, "true"]
         if shutil.which("setarch") and subprocess.run(probe, capture_output=True).returncode == 0:
             command = [*plain, *command]
+    # (UCX is not compiled for sanitizers.)
+    wheel = next(VENV.glob("lib/python3*/site-packages/libucx/lib/libucp.so.0"), None)
+    if wheel is not None and build_dir not in ("asan", "tsan"):
+        os.environ.setdefault("UNJAM_TEST_UCX", os.fspath(wheel))
     try:
         run(command)
     finally:

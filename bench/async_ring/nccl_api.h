@@ -63,6 +63,13 @@ class Nccl {
     if (taken_count != 0) check(recv_(taken, taken_count, kFloat, from, c, stream), "ncclRecv");
     check(group_end_(), "ncclGroupEnd");
   }
+  // What f() begins is begun together.
+  template <class F>
+  void together(F f) const {
+    check(group_start_(), "ncclGroupStart");
+    f();
+    check(group_end_(), "ncclGroupEnd");
+  }
   void all_reduce(Communicator c, const float* input, float* output, std::size_t count,
                   cudaStream_t stream) const {
     check(all_reduce_(input, output, count, kFloat, kSum, c, stream), "ncclAllReduce");

@@ -7,7 +7,7 @@
  * in which chain. It follows "On Optimizing the Communication of Model Parallelism", section 3.
  *
  * Planning needs no context and no GPU, and talks to nobody: every rank makes the same plan from
- * the same request. unjamReshardRun carries a plan out, on the host device.
+ * the same request. unjamReshardRun carries a plan out, in the memory of the context's device.
  *
  * Every function may be called from any thread at any time; a plan does not change once it is made.
  * Errors are those of unjam.h: unjamGetLastError names the cause and the cure.
@@ -88,6 +88,16 @@ UNJAM_API unjamResult_t unjamReshardPlan(const unjamMesh_t* src, const unjamMesh
                                          unjamReshardPlan_t* plan);
 UNJAM_API unjamResult_t unjamReshardDestroy(unjamReshardPlan_t plan);
 
+/* The plan of what is left without some ranks, such as those that are gone, and without some
+ * tensors. Asks nobody. With a rank the whole replica goes that it belongs to, of the source and of
+ * the destination; ranks in no mesh do not count. renumber: not 0: ranks behind those left out move
+ * up, as in the group that unjamGroupShrink gives. UNJAM_ERROR_INVALID_ARGUMENT: a rank has parts
+ * that no other rank has, a name is not there, or nothing is left; the message names it. */
+UNJAM_API unjamResult_t unjamReshardWithout(unjamReshardPlan_t plan, const int32_t* ranks,
+                                            size_t nranks, const char* const* tensors,
+                                            size_t ntensors, int renumber,
+                                            unjamReshardPlan_t* left);
+
 /* The plan as JSON. "bound": the bytes that the busiest NIC must carry in one direction, whoever
  * plans with the NICs of ranks that hold or want the data; "busiest": those that it does carry;
  * "ports": {"host", "nic", "out", "in"} of each NIC; "digest": of ranks with equal ones the plans
@@ -112,9 +122,10 @@ UNJAM_API unjamResult_t unjamReshardCheck(unjamReshardPlan_t plan, char* buffer,
                                           size_t* needed);
 
 /* ---- carrying a plan out ---- */
-/* A rank's own part of a tensor: `data` is its first element, in host memory. shape: that part's,
- * as unjamReshardRank tells it. strides: bytes from one element to the next in each dimension, may
- * be negative; NULL: row-major, without gaps. data may be NULL if the part is empty. */
+/* A rank's own part of a tensor: `data` is its first element, in memory of the context's device:
+ * the host's, or that of its GPU. shape: that part's, as unjamReshardRank tells it. strides: bytes
+ * from one element to the next in each dimension, may be negative; NULL: row-major, without gaps.
+ * data may be NULL if the part is empty. */
 typedef struct {
   size_t size; /* sizeof(unjamReshardPart_t) */
   const char* name;
@@ -139,13 +150,22 @@ typedef struct {
  * key: a use of the key in the group, as of any collective, and the runs under one key come one
  * after the other; the bundles have keys of their own, "<key> bundle <number>", for sends and
  * receives. Runs under other keys, and other collectives, may be in another order on every rank.
- * options: may be NULL; match_text is agreed on too; no stream and no algorithm. Packing, unpacking
- * and copies are the work of a thread that lives as long as the run. Staging memory is at most
- * max_bytes, and none where a bundle lies in one piece in a tensor.
+ * options: may be NULL; match_text is agreed on too; no algorithm. A thread lives as long as the
+ * run. On the host it packs, unpacks and copies; stream_order is UNJAM_STREAM_NONE. On a GPU
+ * kernels do, in a stream of the context's: UNJAM_STREAM_ASYNC makes the run come behind what
+ * options->stream has, UNJAM_STREAM_NONE takes sources and destinations to be ready. unjamWait
+ * waits in the calling thread; unjamStreamWait lets a stream wait, and returns at once. While a
+ * stream waits for a run, no thread may be in cudaFree or another call of CUDA's that holds up
+ * launches of other threads until that stream is done: the run could not go on.
+ *
+ * Staging memory is at most max_bytes, and none where a bundle lies in one piece in a tensor. On a
+ * GPU it is kept for later runs until the context ends, and at most 16 bundles are under way at
+ * once.
  *
  * UNJAM_ERROR_INVALID_ARGUMENT: a part is missing, is not as planned, or the memory of a
  * destination overlaps that of a source; or the group has no such ranks. The message names tensor
- * and rank. Nothing was submitted. UNJAM_ERROR_INVALID_USAGE: a context on a CUDA device. */
+ * and rank. Or memory of another device, or UNJAM_STREAM_SYNC. Nothing was submitted.
+ * UNJAM_ERROR_RESOURCES: no memory for staging: plan with a smaller max_bytes. */
 UNJAM_API unjamResult_t unjamReshardRun(unjamReshardPlan_t plan, unjamGroup_t group,
                                         const char* key, const unjamReshardPart_t* src, size_t nsrc,
                                         const unjamReshardPart_t* dst, size_t ndst,

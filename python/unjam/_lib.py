@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _abi
+from . import _abi, _ucx
 from ._errors import LibraryError, make_error
 
 _HOW_TO_BUILD = (
@@ -78,6 +78,7 @@ def library() -> ctypes.CDLL:
         LibraryError: not found, not loadable, or of another major or minor version.
     """
     path = library_path()
+    _ucx.name_wheel()
     try:
         cdll = ctypes.CDLL(str(path))
         _abi.declare(cdll)

@@ -16,6 +16,7 @@
 #include "reshard/info.h"
 #include "reshard/nine.h"
 #include "reshard/plan.h"
+#include "reshard/subset.h"
 #include "runtime/context.h"
 #include "runtime/reshard_run.h"
 
@@ -197,11 +198,16 @@ std::vector<unjam::LocalTensor> parts_of(const unjamReshardPart_t* given, std::s
   return parts;
 }
 
-void take_options(const unjamCallOptions_t* options, unjam::ReshardCall* call) {
+void take_options(const unjamCallOptions_t* options, bool on_host, unjam::ReshardCall* call) {
   if (options == nullptr) return;
   check_struct(options, "options", "unjamCallOptions_t");
-  if (options->stream_order != UNJAM_STREAM_NONE) {
-    refuse("options: a run stands in no stream: give UNJAM_STREAM_NONE");
+  if (options->stream_order == UNJAM_STREAM_ASYNC && !on_host) {
+    call->stream_order = UNJAM_STREAM_ASYNC;
+    call->stream = options->stream;
+  } else if (options->stream_order != UNJAM_STREAM_NONE) {
+    refuse(on_host ? "options: the host device has no streams: give UNJAM_STREAM_NONE"
+                   : "options: a run goes on beside streams: give UNJAM_STREAM_ASYNC, and let the "
+                     "stream wait by unjamStreamWait");
   }
   if (options->algorithm != nullptr && options->algorithm[0] != '\0') {
     refuse("options: a run has no algorithm: the plan says who sends what");
@@ -246,6 +252,25 @@ unjamResult_t unjamReshardDestroy(unjamReshardPlan_t plan) {
   return UNJAM_SUCCESS;
 }
 
+unjamResult_t unjamReshardWithout(unjamReshardPlan_t plan, const int32_t* ranks, size_t nranks,
+                                  const char* const* tensors, size_t ntensors, int renumber,
+                                  unjamReshardPlan_t* left) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    if (left == nullptr) return invalid("left is NULL");
+    if (ranks == nullptr && nranks > 0) return invalid("ranks is NULL");
+    if (tensors == nullptr && ntensors > 0) return invalid("tensors is NULL");
+    std::vector<std::string> names;
+    for (size_t i = 0; i < ntensors; ++i) {
+      if (tensors[i] == nullptr) return invalid("a tensor's name is NULL");
+      names.emplace_back(tensors[i]);
+    }
+    *left = new unjamReshardPlanImpl(reshard::make_plan(
+        reshard::without(plan->impl().request, {ranks, ranks + nranks}, names, renumber != 0)));
+    return UNJAM_SUCCESS;
+  });
+}
+
 unjamResult_t unjamReshardInfo(unjamReshardPlan_t plan, int list, char* buffer, size_t bytes,
                                size_t* needed) {
   return guarded([&] {
@@ -281,16 +306,11 @@ unjamResult_t unjamReshardRun(unjamReshardPlan_t plan, unjamGroup_t group, const
   return guarded([&] {
     if (plan == nullptr) return invalid("plan is NULL");
     if (unjamResult_t r = unjam::api::check_group(group); r != UNJAM_SUCCESS) return r;
-    if (!group->context->on_host()) {
-      return fail(UNJAM_ERROR_INVALID_USAGE,
-                  "a run needs a context on the host device: make one beside that on the GPU, and "
-                  "give parts in host memory");
-    }
     unjam::ReshardCall call;
     call.src = parts_of(src, nsrc, "src");
     call.dst = parts_of(dst, ndst, "dst");
     call.key = key == nullptr ? "" : key;
-    take_options(options, &call);
+    take_options(options, group->context->on_host(), &call);
     return unjam::api::finish(unjam::run_reshard(plan->shared, *group, std::move(call), request));
   });
 }

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -20,6 +21,10 @@ constexpr std::size_t kMostUnsentToPeer = 64 << 20;
 // go on forever.
 constexpr int kMostLastReads = 256;
 
+constexpr std::uint64_t ns_of_ms(std::int64_t ms) {
+  return static_cast<std::uint64_t>(ms) * 1'000'000;
+}
+
 }  // namespace
 
 Mesh::Mesh() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -32,23 +37,34 @@ void Mesh::add(int process, Fd socket, Fd pidfd) {
   std::lock_guard lock(mutex_);
   Peer& p = peers_[process];
   p.process = process;
-  p.channel = Channel(std::move(socket), kLongestFrame);
+  p.line = Line(Channel(std::move(socket), kLongestFrame));
   p.pidfd = std::move(pidfd);
+}
+
+void Mesh::add_remote(int process, TaggedChannel channel, const Beats& beats) {
+  std::lock_guard lock(mutex_);
+  Peer& p = peers_[process];
+  p.process = process;
+  p.line = Line(std::move(channel));
+  p.unread = true;
+  beats_ = beats;
+  p.heard_ns = p.sent_ns = last_beat_ns_ = monotonic_ns();
 }
 
 void Mesh::post(Peer& peer, MessageType type, std::string_view payload, std::vector<Fd> fds) {
   if (peer.lost || peer.deaf || payload.size() > kLongestFrame) return;
   // Judged here, not when poll() comes to it: until then any amount could be asked for.
-  if (peer.channel.pending_bytes() != 0 &&
-      peer.channel.pending_bytes() + payload.size() > kMostUnsentToPeer) {
+  if (peer.line.pending_bytes() != 0 &&
+      peer.line.pending_bytes() + payload.size() > kMostUnsentToPeer) {
     peer.deaf = true;
     return;
   }
-  peer.channel.post(static_cast<std::uint16_t>(type), payload, std::move(fds));
+  peer.line.post(static_cast<std::uint16_t>(type), payload, std::move(fds));
+  if (peer.line.is_remote()) peer.sent_ns = monotonic_ns();
   // At once: this may be the last that the process says before it ends. poll() sees what goes
   // wrong.
   std::string unused;
-  peer.channel.flush(unused);
+  peer.line.flush(unused);
 }
 
 void Mesh::send(int process, MessageType type, std::string_view payload, std::vector<Fd> fds) {
@@ -86,10 +102,13 @@ void Mesh::poll(std::int64_t timeout_ms, const Events& events) {
   std::vector<Peer*> who;
   {
     std::lock_guard lock(mutex_);
+    const std::int64_t until = until_next_beat();
+    if (until >= 0) timeout_ms = timeout_ms < 0 ? until : std::min(timeout_ms, until);
     for (auto& [process, p] : peers_) {
       if (p.lost) continue;
-      const short out = p.channel.pending() ? POLLOUT : 0;
-      polled.push_back({p.channel.fd(), static_cast<short>(POLLIN | out), 0});
+      if (p.unread) timeout_ms = 0;
+      const short out = p.line.pending() ? POLLOUT : 0;
+      polled.push_back({p.line.fd(), static_cast<short>(POLLIN | out), 0});
       polled.push_back({p.pidfd.get(), POLLIN, 0});  // -1: ignored by poll
       who.push_back(&p);
     }
@@ -98,7 +117,40 @@ void Mesh::poll(std::int64_t timeout_ms, const Events& events) {
   if (polled[0].revents != 0) clear_wake();
   for (std::size_t i = 0; i < who.size(); ++i) {
     const bool readable = (polled[1 + 2 * i].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
-    handle(*who[i], readable, polled[2 + 2 * i].revents != 0, events);
+    handle(*who[i], readable || who[i]->unread, polled[2 + 2 * i].revents != 0, events);
+    who[i]->unread = false;
+  }
+  beat(events);
+}
+
+// In milliseconds; < 0: there is no other host. With the lock.
+std::int64_t Mesh::until_next_beat() const {
+  if (last_beat_ns_ == 0) return -1;
+  const std::uint64_t next = last_beat_ns_ + ns_of_ms(beats_.beat_ms) / 2, now = monotonic_ns();
+  return next <= now ? 0 : static_cast<std::int64_t>((next - now) / 1000000) + 1;
+}
+
+void Mesh::beat(const Events& events) {
+  std::vector<Peer*> silent;
+  {
+    std::lock_guard lock(mutex_);
+    if (until_next_beat() != 0) return;
+    const std::uint64_t now = monotonic_ns(), gap = now - last_beat_ns_;
+    // Longer than it should be: this process did not run, and has not listened.
+    const std::uint64_t missed = gap > ns_of_ms(2 * beats_.beat_ms) ? gap : 0;
+    last_beat_ns_ = now;
+    for (auto& [process, p] : peers_) {
+      if (p.lost || !p.line.is_remote()) continue;
+      p.heard_ns += missed;
+      if (p.heard_ns < now && now - p.heard_ns >= ns_of_ms(beats_.silence_ms)) silent.push_back(&p);
+      if (now - p.sent_ns >= ns_of_ms(beats_.beat_ms) * 3 / 4) post(p, MessageType::kBeat, "");
+    }
+  }
+  for (Peer* const p : silent) {
+    lose(*p, false,
+         "nothing was heard of it for " + std::to_string(beats_.silence_ms) +
+             " ms (UNJAM_PEER_TIMEOUT_MS)",
+         events);
   }
 }
 
@@ -112,14 +164,15 @@ void Mesh::handle(Peer& peer, bool readable, bool died, const Events& events) {
       Frame frame;
       int reads = 0;
       do {
-        live = peer.channel.receive(error);
-        while (peer.channel.pop(frame)) frames.push_back(std::move(frame));
-        if (live && peer.channel.broken()) live = peer.channel.receive(error);
-      } while (all && live && peer.channel.more() && ++reads < kMostLastReads);
+        live = peer.line.receive(error);
+        while (peer.line.pop(frame)) frames.push_back(std::move(frame));
+        if (live && peer.line.broken()) live = peer.line.receive(error);
+      } while (all && live && peer.line.more() && ++reads < kMostLastReads);
     };
     // Of the dead, all that they said is heard first.
     if (readable || died) hear(died);
-    if (live && !died && !peer.channel.flush(error)) {
+    if (!frames.empty()) peer.heard_ns = monotonic_ns();
+    if (live && !died && !peer.line.flush(error)) {
       // It has closed its end just now. What it said before, that it leaves in good order, say, may
       // have come after the look for what is readable.
       std::string unused;
@@ -133,14 +186,28 @@ void Mesh::handle(Peer& peer, bool readable, bool died, const Events& events) {
       error = "it takes no messages any more";
     }
   }
-  for (Frame& f : frames) events.message(peer.process, f);
+  for (Frame& f : frames) {
+    if (f.type != static_cast<std::uint16_t>(MessageType::kBeat)) events.message(peer.process, f);
+  }
   if (live && !died) return;
+  lose(peer, died, died ? "its process ended" : error, events);
+}
+
+void Mesh::lose(Peer& peer, bool died, const std::string& why, const Events& events) {
   {
     std::lock_guard lock(mutex_);
     peer.lost = true;
-    peer.channel.close();
+    peer.line.close();
   }
-  events.lost(peer.process, died, died ? "its process ended" : error);
+  events.lost(peer.process, died, why);
+}
+
+void Mesh::hang_up(int process) {
+  std::lock_guard lock(mutex_);
+  const auto found = peers_.find(process);
+  if (found == peers_.end()) return;
+  found->second.lost = true;
+  found->second.line.close();
 }
 
 void Mesh::drain(std::int64_t timeout_ms) {
@@ -151,9 +218,9 @@ void Mesh::drain(std::int64_t timeout_ms) {
     std::vector<pollfd> waiting;
     for (auto& [process, p] : peers_) {
       std::string error;
-      if (p.lost || !p.channel.pending()) continue;
-      p.lost = !p.channel.flush(error);
-      if (!p.lost && p.channel.pending()) waiting.push_back({p.channel.fd(), POLLOUT, 0});
+      if (p.lost || !p.line.pending()) continue;
+      p.lost = !p.line.flush(error);
+      if (!p.lost && p.line.pending()) waiting.push_back({p.line.fd(), POLLOUT, 0});
     }
     const std::uint64_t now = monotonic_ns();
     if (waiting.empty() || now >= deadline) return;

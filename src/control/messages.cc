@@ -143,6 +143,7 @@ std::string JoinMessage::encode() const {
   w.list(cpus.size());
   for (const auto word : cpus) w.number(word);
   w.number(files);
+  w.number(here);
   return w.take();
 }
 bool JoinMessage::decode(std::string_view bytes) {
@@ -155,7 +156,8 @@ bool JoinMessage::decode(std::string_view bytes) {
   cpus.resize(r.list(kMostCpuWords, 8));
   for (auto& word : cpus) word = r.number<std::uint64_t>();
   files = r.number<std::uint64_t>();
-  return r.complete() && rank < ranks;
+  here = r.up_to(kMaxRanks);
+  return r.complete() && rank < ranks && here <= ranks;
 }
 
 std::string PresentMessage::encode() const {
@@ -201,7 +203,7 @@ bool StartMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
   me = r.number<std::uint32_t>();
   process_of.resize(r.list(kMaxRanks, 4));
-  for (auto& p : process_of) p = r.up_to(kLastRank);
+  for (auto& p : process_of) p = r.number<std::uint32_t>();
   pids.resize(r.list(kMaxRanks, 8));
   for (auto& p : pids) p = r.number<std::int64_t>();
   hosts.resize(r.list(kMaxRanks, 4));
@@ -216,9 +218,43 @@ bool StartMessage::decode(std::string_view bytes) {
     if (host >= hosts.size()) return false;
   }
   for (const auto p : process_of) {
-    if (p >= pids.size()) return false;
+    if (p >= pids.size() && p != kElsewhere) return false;
   }
   return true;
+}
+
+std::string GreetingMessage::encode() const {
+  WireWriter w;
+  w.number(from);
+  w.number(to);
+  w.number(pid);
+  w.list(cpus.size());
+  for (const auto word : cpus) w.number(word);
+  w.text(carrier);
+  return w.take();
+}
+bool GreetingMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  from = r.number<std::uint32_t>();
+  to = r.number<std::uint32_t>();
+  pid = r.number<std::int64_t>();
+  cpus.resize(r.list(kMostCpuWords, 8));
+  for (auto& word : cpus) word = r.number<std::uint64_t>();
+  carrier = r.text(kLongestCarrierAddress);
+  return r.complete();
+}
+
+std::string LostMessage::encode() const {
+  WireWriter w;
+  w.number(process);
+  w.text(cut(why, kLongestText));
+  return w.take();
+}
+bool LostMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  process = r.number<std::uint32_t>();
+  why = r.text(kLongestText);
+  return r.complete();
 }
 
 std::string HandedMessage::encode() const {

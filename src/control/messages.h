@@ -13,7 +13,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 9;
+inline constexpr std::uint32_t kProtocolVersion = 10;
 inline constexpr std::size_t kLongestText = 1 << 16;
 inline constexpr std::size_t kLongestHostId = 64;
 // Before and after the other end has proved that it knows the secret.
@@ -46,6 +46,11 @@ enum class MessageType : std::uint16_t {
   kWindowLetGo,
   kGaveUp,
   kRoom,  // with the memory's descriptor, where one is offered that has one
+  // Between processes of several hosts.
+  kGreeting,  // the first word of each on a connection between hosts
+  kBeat,      // nothing, but that the sender is there
+  kLost,      // the sender has lost a process of another host
+  kAllHere,   // all that the receiver has ever sent by its carrier is here
 };
 
 struct HelloMessage {
@@ -79,6 +84,7 @@ struct JoinMessage {
   std::string host;         // as which it counts (UNJAM_HOST_ID); "": it says nothing
   CpuSet cpus;              // on which it may run; none: it does not know
   std::uint64_t files = 0;  // that its process may open besides those it has open
+  std::uint32_t here = 0;   // so many ranks meet here, and others elsewhere; 0: all
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
@@ -101,8 +107,9 @@ struct FailedMessage {
 };
 
 struct StartMessage {
+  static constexpr std::uint32_t kElsewhere = 0xffffffff;
   std::uint32_t me = 0;                   // the receiver's index among the processes
-  std::vector<std::uint32_t> process_of;  // by rank
+  std::vector<std::uint32_t> process_of;  // by rank; kElsewhere: it does not meet here
   std::vector<std::int64_t> pids;         // by process
   // As which hosts ranks count, in the order of their first ranks. None: no rank has said it.
   std::vector<std::string> hosts;
@@ -199,6 +206,25 @@ struct SnapshotRequestMessage {
 struct SnapshotMessage {
   std::uint64_t number = 0;  // of the request
   std::vector<RankSnapshot> ranks;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// Of a process, to one on another host: who it is, and what its peer has to know.
+inline constexpr std::size_t kLongestCarrierAddress = 1 << 15;
+struct GreetingMessage {
+  std::uint32_t from = 0, to = 0;  // processes
+  std::int64_t pid = 0;
+  CpuSet cpus;          // on which its ranks may run
+  std::string carrier;  // its carrier's address for the receiver
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// A process that the sender has lost: to the receiver it is lost, too.
+struct LostMessage {
+  std::uint32_t process = 0;
+  std::string why;
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -178,7 +178,7 @@ void RendezvousServer::serve() {
                nullptr);
     }
     if (!over_ && polled[1].revents != 0) accept_one();
-    if (!over_ && !doomed && ranks_ != 0 && joined_.size() == ranks_) start();
+    if (!over_ && !doomed && ranks_ != 0 && joined_.size() == here_) start();
     over_ = over_ || (doomed && monotonic_ns() >= next);
   }
   // What was said last must arrive.
@@ -301,6 +301,7 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
   }
   if (ranks_ == 0) {
     ranks_ = m.ranks;
+    here_ = m.here == 0 ? m.ranks : m.here;
     first_rank_ = m.rank;
     settings_ = m.settings;
     first_host_ = m.host;
@@ -399,7 +400,7 @@ void RendezvousServer::start() {
   listener_.reset();
   std::vector<Connection*> processes;
   StartMessage m;
-  m.process_of.resize(ranks_);
+  m.process_of.resize(ranks_, StartMessage::kElsewhere);
   m.cpus = cpus_;
   for (auto& c : connections_) {
     if (!c->ranks.empty()) processes.push_back(c.get());
@@ -786,7 +787,8 @@ bool RendezvousClient::take_handed_over(Frame& frame) {
 bool RendezvousClient::complete() const {
   std::size_t foreign = 0;
   for (std::size_t r = 0; r < start.process_of.size(); ++r) {
-    if (start.process_of[r] == start.me) continue;
+    if (start.process_of[r] == start.me || start.process_of[r] == StartMessage::kElsewhere)
+      continue;
     if (memory.count(static_cast<int>(r)) == 0) return false;
     ++foreign;
   }

@@ -91,6 +91,7 @@ class RendezvousServer {
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<std::uint32_t, Joined> joined_;
   std::uint32_t ranks_ = 0;  // of the job; 0: nobody has joined
+  std::uint32_t here_ = 0;   // of these, so many meet here
   std::uint32_t first_rank_ = 0;
   std::uint64_t arena_bytes_ = 0;
   std::string settings_, first_host_;

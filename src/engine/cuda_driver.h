@@ -17,7 +17,7 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 11;
+inline constexpr int kCudaDriverVersion = 12;
 
 // Addresses of a rank's arena, the same for all devices of this process, and the device memory that
 // stands behind parts of it. Any thread. What adds to it waits for nothing that a device does.

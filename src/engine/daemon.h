@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/futex.h"
+#include "engine/box_mover.h"
 #include "engine/invocation.h"
 #include "engine/state.h"
 #include "plan/lower.h"
@@ -95,6 +96,12 @@ class StreamDaemon : public Daemon {
   // Queues a wait for the invocation with this serial number in this slot.
   virtual bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                           std::uint64_t serial, std::string& error) = 0;
+
+  // What packs and unpacks tensors on the device; nullptr: `why` nothing does.
+  virtual BoxMover* boxes(std::string& why) {
+    why = "the device library has no kernels for that";
+    return nullptr;
+  }
 
   // Copies what the engine has told of itself into the host's copy of its state (statistics, what
   // runs).

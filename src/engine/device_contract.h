@@ -157,6 +157,7 @@ concept MovesPackets = requires(Dev& dev, const SliceJob& job, std::uint32_t pol
 //   add(figure, by)         static: adds to a figure that control threads share
 //   fence_lanes()           as fence(), for this rank's lanes alone
 //   posted(rank, lane, word)  true: the device takes the word to that rank, and rings then
+//   marked(rank, lane)      behind LaneTransport::mark_void() for that rank, by the same thread
 //   look_at_submissions()   of the lead, within long turns, for what submissions_wait() says then;
 //                           else epoch() is called
 //   kLateNs                 how soon at the latest it leaves when called away, in nanoseconds

@@ -200,7 +200,7 @@ class Intake : protected Endings<Dev> {
   UNJAM_HD void line_up(const Newcomer& found) {
     const std::uint16_t slot = found.slot;
     if (found.command) {
-      if (!found.clears) release_keys(s_.transport, rank_.invocations[slot]);
+      if (!found.clears) release_keys(dev_, s_.transport, rank_.invocations[slot]);
       if (fetch_add<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) == 1) {
         dev_.fence();
         dev_.complete(slot, Outcome::kDone);
@@ -225,13 +225,16 @@ class Intake : protected Endings<Dev> {
 
   // Lets go of keys that the runtime forgets: of their endpoints (ConnectorOwner is the one place
   // where pointers into a key outlast its invocations) and of what peers have sent under them.
-  UNJAM_HD static void release_keys(LaneTransport& t, const Invocation& inv) {
+  UNJAM_HD static void release_keys(DevHandle dev, LaneTransport& t, const Invocation& inv) {
     for (std::uint64_t i = 0; i < inv.n; ++i) {
       const KeyRelease& r = static_cast<const KeyRelease*>(inv.input)[i];
       for (std::uint32_t q = 0; q < r.group_size; ++q) {
         const std::uint32_t peer = r.members[q];
         if (peer == t.rank) continue;
-        if (r.void_tag != 0) t.mark_void(peer, r.void_tag);
+        if (r.void_tag != 0) {
+          t.mark_void(peer, r.void_tag);
+          if constexpr (requires { dev.marked(peer, t.lane); }) dev.marked(peer, t.lane);
+        }
         if (r.lanes != nullptr) {
           const bool settled = r.settled != nullptr && (r.settled[q / 64] >> q % 64 & 1) != 0;
           t.release(peer, r.lanes[t.lane].out[q], settled);

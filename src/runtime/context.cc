@@ -11,6 +11,7 @@
 #include "runtime/ending.h"
 #include "runtime/heap_owners.h"
 #include "runtime/texts.h"
+#include "transport/network/courier_driver.h"
 
 namespace unjam {
 
@@ -58,6 +59,10 @@ void Context::start() {
     options.delay_seed = static_cast<std::uint64_t>(settings_.delay_seed);
     options.delay_max_us = static_cast<std::uint32_t>(settings_.delay_max_us);
     options.help = settings_.help != 0;
+    options.network = world_->network();
+    for (std::uint32_t l = 0; options.network != nullptr && l < shape.lanes; ++l) {
+      memory_->set_groups(l, options.network->groups(static_cast<std::uint32_t>(rank_), l));
+    }
     if (rooms != nullptr) options.look_at_wishes = [this, rooms] { look_at_wishes(rooms); };
     daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
   }
@@ -101,6 +106,9 @@ void Context::start_cuda(Room* rooms) {
   if (daemon == nullptr) throw std::runtime_error(error);
   streams_ = daemon.get();
   daemon_ = std::move(daemon);
+  if (BoxMover* const boxes = streams_->boxes(no_boxes_because_); boxes != nullptr) {
+    boxes_ = std::make_unique<BoxMemory>(*boxes);
+  }
 }
 
 std::string Context::calls_text(std::size_t count, const std::vector<const Submitted*>& pending) {

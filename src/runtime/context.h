@@ -23,6 +23,7 @@
 #include "control/waitfor.h"
 #include "engine/daemon.h"
 #include "plan/plan.h"
+#include "runtime/box_memory.h"
 #include "runtime/call.h"
 #include "runtime/engine_memory.h"
 #include "runtime/failure_notices.h"
@@ -50,6 +51,9 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   int rank() const { return rank_; }
   int size() const { return world_->ranks(); }
   bool on_host() const { return streams_ == nullptr; }
+  // What resharding has of the rank's GPU; nullptr on the host.
+  BoxMemory* boxes() const { return boxes_.get(); }
+  const std::string& no_boxes_because() const { return no_boxes_because_; }
   // Made by a process of which this one is a forked child: not to be touched.
   bool inherited() const { return generation_ != process_generation(); }
 
@@ -63,6 +67,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // Behind that: the rank leaves. what: what abort_at_end() gave; what is returned likewise, as
   // calls may have come in between.
   std::string leave_at_end(const std::string& how, std::string what);
+  // Behind that: what the rank has sent to other hosts is there, or its receivers are lost.
+  void flush_network() { world_->flush_network(); }
   // How many invocations are pending, or being made by other threads; and a number that grows while
   // something moves. Waits for no device.
   struct Motion {
@@ -315,6 +321,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::string not_shared_because_;  // and why, of the latest
   std::unique_ptr<Daemon> daemon_;
   StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
+  std::unique_ptr<BoxMemory> boxes_;
+  std::string no_boxes_because_;  // on a GPU
 
   std::mutex shutting_down_;       // one thread at a time does; before mutex_
   mutable std::mutex refreshing_;  // see refreshed()

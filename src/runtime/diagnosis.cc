@@ -199,6 +199,7 @@ void World::fail_everywhere(const CallKey& call, const std::vector<int>& members
                             unjamResult_t code, const std::string& text) {
   const auto& [tag, n] = call;
   announce_end(announcements(members, tag), tag, n);  // for those that call later
+  announced(members, tag);
   FailMessage m;
   m.tag = tag;
   m.n = n;

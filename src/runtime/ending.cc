@@ -100,6 +100,7 @@ std::string end_contexts(std::int64_t patience_us) {
           (aborted.empty() ? "" : "; ") + ("rank " + std::to_string(c->rank()) + ": ") + what;
     }
   }
+  for (const auto& c : contexts) c->flush_network();
   return aborted;
 }
 

@@ -49,6 +49,10 @@ class EngineMemory {
                int rank, WindowEntry* windows = nullptr, Room* rooms = nullptr);
 
   RankState& rank() { return rank_; }
+  // LaneTransport::groups of each lane.
+  void set_groups(std::uint32_t lane, std::uint64_t* const* groups) {
+    lanes_[lane].transport.groups = groups;
+  }
   LaneState& lane(std::uint32_t l) { return lanes_[l]; }
   // Bytes of device memory, and of what would be pinned host memory, that this rank reserves.
   std::uint64_t bytes() const { return bytes_; }

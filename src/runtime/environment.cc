@@ -19,6 +19,7 @@ namespace unjam {
 namespace {
 
 constexpr std::string_view kPrefix = "UNJAM_";
+constexpr std::string_view kOfUcx = "UNJAM_UCX_";
 
 // How many letters must be changed, inserted or left out to make one of the other (Levenshtein).
 std::size_t distance(std::string_view a, std::string_view b) {
@@ -76,6 +77,7 @@ std::vector<UnknownVariable> unknown_variables(const char* const* environment) {
     const std::string_view entry = *environment;
     const std::string_view name = entry.substr(0, entry.find('='));
     if (name.substr(0, kPrefix.size()) != kPrefix) continue;
+    if (name.substr(0, kOfUcx.size()) == kOfUcx) continue;  // UCX says what it does not know
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
     const auto& renamed = former_names();
     if (std::any_of(renamed.begin(), renamed.end(),

@@ -236,6 +236,8 @@ void Context::put_peers(JsonWriter& w, const Held& held) const {
     }
     const Held::Peer& of_keys = held.peers[p];
     w.begin_object().field("rank", p);
+    w.field("host", world_->host_name(static_cast<int>(p)));
+    w.field("carrier", world_->is_remote_rank(static_cast<int>(p)) ? world_->carrier() : "");
     w.field("connectors_there", world_->rooms() == nullptr
                                     ? shape.connectors
                                     : world_->rooms()->connectors(rank_, static_cast<int>(p)));

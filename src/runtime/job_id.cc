@@ -163,8 +163,10 @@ bool rank_from_environment(LaunchedRank& launched, std::string& error) {
             " ranks, and a rank below their number";
     return false;
   }
-  const char* const elsewhere = ": in this version all ranks of a job are on one machine";
-  if (by->local_ranks != nullptr && variable(by->local_ranks) != nullptr) {
+  const char* const elsewhere =
+      ": for ranks on several hosts set UNJAM_ROOT to an address and a free port of rank 0's host";
+  const bool several_hosts = variable("UNJAM_ROOT") != nullptr;
+  if (!several_hosts && by->local_ranks != nullptr && variable(by->local_ranks) != nullptr) {
     int local = 0;
     if (!number(by->local_ranks, local, error)) return false;
     if (local != launched.ranks) {
@@ -174,7 +176,7 @@ bool rank_from_environment(LaunchedRank& launched, std::string& error) {
     }
   }
   for (const char* name : by->machines) {
-    if (name == nullptr || variable(name) == nullptr) continue;
+    if (several_hosts || name == nullptr || variable(name) == nullptr) continue;
     int machines = 0;
     if (!number(name, machines, error)) return false;
     if (machines > 1) {
@@ -190,6 +192,12 @@ bool rank_from_environment(LaunchedRank& launched, std::string& error) {
       return false;
     }
     return true;
+  }
+  if (several_hosts && launched.ranks > 1) {
+    error =
+        "UNJAM_ROOT is set, UNJAM_ID is not: between hosts a job's name is its secret, so set "
+        "UNJAM_ID to the same id on all ranks (UNJAM_ID=$(unjam id))";
+    return false;
   }
   return id_from_launch(launched, launched.id, error);
 }

@@ -54,6 +54,7 @@ std::string World::banner(const Settings& s) const {
             (s.lines > 0 ? "long packets as lines" : "long packets as words");
   } else {
     text += "host, peers by shared memory";
+    if (!carrier().empty()) text += ", those on other hosts by " + carrier();
   }
   text += "; " + std::to_string(s.lanes) + (s.lanes == 1 ? " lane, " : " lanes, ") +
           std::to_string(s.guaranteed_slots) + " slots of " +

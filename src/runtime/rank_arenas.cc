@@ -99,6 +99,13 @@ bool RankArenas::make_on_device(int rank, const Settings& settings, std::string&
   return true;
 }
 
+bool RankArenas::mirror(int rank, std::string& error) {
+  const auto i = static_cast<std::size_t>(rank);
+  arenas_[i] = SharedMemory::create(host_bytes(), error);
+  bases_[i] = arenas_[i].data();
+  return bases_[i] != nullptr;
+}
+
 bool RankArenas::adopt(int rank, std::vector<Fd> shared, std::string& error) {
   const auto i = static_cast<std::size_t>(rank);
   arenas_[i] = SharedMemory::adopt(std::move(shared[0]), host_bytes(), error);
@@ -153,6 +160,8 @@ void RankArenas::leave_devices() {
   for (int r = 0; r < ranks_; ++r) cuda_->unregister_host(link(r));
   links_registered_ = false;
 }
+
+void RankArenas::keep() { new std::vector<SharedMemory>(std::move(arenas_)); }
 
 bool RankArenas::add(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) {
   const auto i = static_cast<std::size_t>(owner);

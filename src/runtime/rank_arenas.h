@@ -41,6 +41,8 @@ class RankArenas {
 
   // A rank of this process. shared: what other processes need of it; none if all are here.
   bool make(int rank, const Settings& settings, std::vector<Fd>& shared, std::string& error);
+  // One on another host: what ranks here write for it (transport/network/mirror.h).
+  bool mirror(int rank, std::string& error);
   // Another process's.
   bool adopt(int rank, std::vector<Fd> shared, std::string& error);
   // CUDA: maps all ranks' arenas for a rank's device, and host tables that it reads.
@@ -49,6 +51,8 @@ class RankArenas {
     std::uint64_t bytes = 0;
   };
   bool enter_device(int rank, const std::vector<HostTable>& tables, std::string& error);
+  // Host memory stays mapped for good: somebody who cannot be stopped may be at it.
+  void keep();
   // Devices look at nothing of the host any more: before tables go.
   void leave_devices();
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/box_memory.h"
 #include "unjam/unjam.h"
 
 namespace unjam {
@@ -32,6 +33,7 @@ struct unjamRequest {
   unjamCallback_t callback = nullptr;
   void* user = nullptr;
   std::vector<std::string> incomplete;
+  unjam::BoxMemory::End end;  // of a GPU: what streams wait for
 
   void retain() { references.fetch_add(1, std::memory_order_relaxed); }
   // Acquire-release: the last owner destroys after all others' uses.

@@ -42,7 +42,8 @@ bool is_empty(const std::vector<std::int64_t>& shape) {
 // Looks at what a rank gives for a run.
 class Parts {
  public:
-  Parts(const reshard::Plan& plan, std::int32_t rank) : plan_(plan), rank_(rank) {}
+  Parts(const reshard::Plan& plan, const unjamGroup& group)
+      : plan_(plan), rank_(group.rank), boxes_(group.context->boxes()) {}
 
   Result take(const std::vector<LocalTensor>& given, bool is_src, Places* places) {
     const auto& tensors = plan_.request.tensors;
@@ -139,6 +140,11 @@ class Parts {
     if (given->place.data == nullptr && !is_empty(shape)) {
       return bad(tensor.name, side, "has no data (NULL)");
     }
+    std::string error;
+    if (boxes_ != nullptr && !is_empty(shape) &&
+        !boxes_->mover().reaches(given->place.data, error)) {
+      return bad(tensor.name, side, error);
+    }
     const bool written = side == kDestination && !is_empty(shape);
     for (std::size_t d = 0; written && d < shape.size(); ++d) {
       if (shape[d] > 1 && given->place.strides[d] == 0) {
@@ -167,6 +173,7 @@ class Parts {
   Found src_, dst_;
   const reshard::Plan& plan_;
   const std::int32_t rank_;
+  BoxMemory* const boxes_;  // of a GPU
 };
 
 }  // namespace
@@ -186,7 +193,7 @@ Result take_parts(const reshard::Plan& plan, const unjamGroup& group,
                   "group of all of them"};
     }
   }
-  Parts parts(plan, group.rank);
+  Parts parts(plan, group);
   if (Result r = parts.take(src, true, src_places); !r.ok()) return r;
   if (Result r = parts.take(dst, false, dst_places); !r.ok()) return r;
   return parts.apart();

@@ -1,19 +1,12 @@
 // A run agrees on the plan first (an all-gather of its digest), then sends bundles along their
-// routes by keyed sends and receives, a window of them at a time, in the plan's order. Every bundle
-// has a key of its own, so ranks may be at different bundles, and in different runs.
+// routes by keyed sends and receives, a window of them at a time, in the plan's order. Of what a
+// rank sends to another one, bundles take kKeysAPair keys in turns. On a GPU nothing here waits for
+// the device but finish(), at the end. How, and what becomes of a run that fails:
+// docs/internals/resharding-runs.md.
 //
 // No order can deadlock: take the first bundle in the plan's order that is not complete. All ranks
-// that it reaches have begun it, for they have completed what comes before, and it waits for
-// nothing else.
-//
-// Who hands a bundle on that he did not get sends something all the same, and says so behind it:
-// so keys are used alike on both sides whatever happens, and nobody waits for what does not come.
-// Only the bundle's first rank always has it, and says nothing.
-//
-// A rank that dies may end the agreement on some ranks, and not on others, who go on. Those whose
-// agreement has failed must not leave them waiting: they make all their calls in a way that does
-// not match (kGaveUp), which ends them on both sides. Keys are of no use after that, nor is the
-// group.
+// that it reaches have begun it, for they have completed what comes before, the uses of its keys
+// among it, and it waits for nothing else.
 #include "runtime/reshard_run.h"
 
 #include <algorithm>
@@ -31,6 +24,7 @@
 
 #include "base/types.h"
 #include "runtime/reshard_arguments.h"
+#include "runtime/reshard_memory.h"
 #include "runtime/reshard_texts.h"
 
 namespace unjam {
@@ -40,6 +34,10 @@ constexpr const char* kGaveUp = "gave up";
 // For room for a key, as long as nothing else of the run ends.
 constexpr std::chrono::seconds kPatience{30};
 constexpr auto kRetry = std::chrono::milliseconds(1);
+constexpr std::uint32_t kKeysAPair = 32;
+// Bundles under way on a GPU, at most: fewer keys may be under way there.
+constexpr std::size_t kDeviceWindow = 16;
+constexpr auto kLookAtStream = std::chrono::microseconds(20);
 
 // Of what has the smaller elements; where both are equal, what the destination has, so that an
 // element is cast once, by who sends it.
@@ -76,12 +74,19 @@ class Run : public std::enable_shared_from_this<Run> {
     std::int32_t rank = -1;
   };
 
+  // The keys of a step: of what it receives, and of what it sends to each child.
+  struct Keys {
+    std::uint32_t received = 0;
+    std::vector<std::uint32_t> sent;
+  };
+
   struct Live;
   struct Operation {
     std::shared_ptr<Run> run;
     What what = What::kAgree;
     Live* live = nullptr;
     int peer = -1;
+    std::uint32_t key = 0;
     void* data = nullptr;
     std::uint64_t count = 0;
     unjamRequest* request = nullptr;
@@ -91,17 +96,26 @@ class Run : public std::enable_shared_from_this<Run> {
   // A step under way.
   struct Live {
     const reshard::Step* step = nullptr;
+    const Keys* keys = nullptr;
     std::int64_t bytes = 0;
     std::uint8_t* data = nullptr;  // of the bundle
-    std::unique_ptr<std::uint8_t[]> staging;
+    std::uint8_t* staging = nullptr;
     int receiving = 0, open = 0;  // operations under way: of both kinds, and all
-    Word got, told;
+    // What was got, and what is told; where sends and receives find them.
+    Word* got = nullptr;
+    Word* told = nullptr;
     Result failed;
+  };
+
+  // A send whose turn under its key comes when those before it were made.
+  struct Turn {
+    Live* live = nullptr;
+    bool ready = false;
   };
 
   static void done(unjamResult_t, void* user);
   Result post(std::unique_ptr<Operation>& operation);
-  void ask(What what, Live* live, int peer, void* data, std::uint64_t count);
+  void ask(What what, Live* live, int peer, std::uint32_t key, void* data, std::uint64_t count);
   void flush();
   bool nothing_parked() const { return parked_sends_.empty() && parked_.empty(); }
   std::unique_ptr<Operation> next();
@@ -109,9 +123,12 @@ class Run : public std::enable_shared_from_this<Run> {
 
   void work();
   Result carry_out();
+  bool await_sources();
+  void number_keys();
+  std::size_t window() const;
   Result agreed() const;
   void copy_own();
-  void begin(const reshard::Step& step);
+  void begin(std::size_t number);
   void received(Live& live);
   void send_on(Live& live);
   void end_if_over(Live* live);
@@ -119,6 +136,8 @@ class Run : public std::enable_shared_from_this<Run> {
                           const Places& places) const;
   void pack(Live& live) const;
   void unpack(const Live& live) const;
+  std::size_t staged_steps(std::int64_t* most_bytes) const;
+  Result prepare();
   void lose(const reshard::Step& step);
   void lose_all() {
     for (std::size_t t = 0; t < lost_.size(); ++t) lost_[t] = dst_[t].data != nullptr;
@@ -136,13 +155,17 @@ class Run : public std::enable_shared_from_this<Run> {
   const ReshardCall call_;
   unjamRequest* request_ = nullptr;
   Places src_, dst_;
-  std::uint64_t digest_ = 0;
-  std::vector<std::uint64_t> digests_;  // of all members
+  std::unique_ptr<ReshardMemory> memory_;
+  // In memory_: the own one, and those of all members.
+  std::uint64_t* digest_ = nullptr;
+  std::uint64_t* digests_ = nullptr;
+  BoxMemory::End end_;  // what streams wait for
 
   // Of the run's own thread.
   std::vector<std::unique_ptr<Live>> live_;
-  std::vector<std::unique_ptr<std::uint8_t[]>> spare_;
-  std::int64_t most_bytes_ = 0;
+  std::vector<Keys> keys_;                                                    // by step
+  std::vector<Word*> words_;                                                  // free ones, in pairs
+  std::map<std::pair<std::int32_t, std::uint32_t>, std::deque<Turn>> turns_;  // by child and key
   // For want of room. In order, for keys have one.
   std::deque<std::unique_ptr<Operation>> parked_sends_, parked_;
   std::string no_room_;  // why
@@ -220,7 +243,7 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
     call.signature.kind = Kind::kAllGather;
     call.signature.dtype = DType::kUint64;
     call.signature.set_match_text(call_.match_text.c_str());
-    call.send = &digest_;
+    call.send = digest_;
     call.recv = o.data;
     result = context_->submit(group_, call_.key.c_str(), call, &o.request);
   } else {
@@ -231,7 +254,11 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
     } else {
       call.recv = o.data;
     }
-    const std::string key = call_.key + " bundle " + std::to_string(o.live->step->bundle);
+    if (o.data == o.live->staging && memory_->stream() != nullptr) {
+      call.stream_order = UNJAM_STREAM_ASYNC;
+      call.stream = memory_->stream();
+    }
+    const std::string key = call_.key + " bundle " + std::to_string(o.key);
     result = context_->transfer(group_, key.c_str(), call, o.peer, sends(o.what), &o.request);
   }
   if (result.ok()) {
@@ -240,13 +267,14 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
   return result;
 }
 
-void Run::ask(What what, Live* live, int peer, void* data, std::uint64_t count) {
+void Run::ask(What what, Live* live, int peer, std::uint32_t key, void* data, std::uint64_t count) {
   ++live->open;
   auto operation = std::make_unique<Operation>();
   operation->run = shared_from_this();
   operation->what = what;
   operation->live = live;
   operation->peer = peer;
+  operation->key = key;
   operation->data = data;
   operation->count = count;
   (sends(what) ? parked_sends_ : parked_).push_back(std::move(operation));
@@ -318,74 +346,124 @@ std::uint8_t* Run::batch_run(const std::vector<reshard::Segment>& segments,
 }
 
 void Run::pack(Live& live) const {
+  std::vector<ReshardMemory::Copy> copies;
   for (const reshard::Segment& segment : live.step->pack) {
     const DType wire = wire_dtype(plan_.request.tensors[segment.tensor]);
-    copy_box(at(src_[segment.tensor], segment.start),
-             {live.data + segment.at, wire, row_major(segment.size, wire)}, segment.size);
+    copies.push_back({at(src_[segment.tensor], segment.start),
+                      {live.data + segment.at, wire, row_major(segment.size, wire)},
+                      &segment.size});
   }
+  memory_->copy(copies);
 }
 
 void Run::unpack(const Live& live) const {
+  std::vector<ReshardMemory::Copy> copies;
   for (const reshard::Segment& segment : live.step->unpack) {
     const DType wire = wire_dtype(plan_.request.tensors[segment.tensor]);
-    copy_box({live.data + segment.at, wire, row_major(segment.size, wire)},
-             at(dst_[segment.tensor], segment.start), segment.size);
+    copies.push_back({{live.data + segment.at, wire, row_major(segment.size, wire)},
+                      at(dst_[segment.tensor], segment.start),
+                      &segment.size});
   }
+  memory_->copy(copies);
 }
 
 void Run::copy_own() {
+  std::vector<ReshardMemory::Copy> copies;
   for (const reshard::CopyBox& copy : mine_->copies) {
     const BoxPlace from = at(src_[copy.tensor], copy.box.src_start);
     const BoxPlace to = at(dst_[copy.tensor], copy.box.dst_start);
-    if (from.data != to.data) copy_box(from, to, copy.box.size);
+    if (from.data != to.data) copies.push_back({from, to, &copy.box.size});
+  }
+  memory_->copy(copies);
+}
+
+// Steps whose bundles lie in no tensor as they travel, and the most bytes of one.
+std::size_t Run::staged_steps(std::int64_t* most_bytes) const {
+  std::size_t steps = 0;
+  for (const reshard::Step& step : mine_->steps) {
+    const bool first = step.parent < 0;
+    // (A host's memory costs nothing before it is used.)
+    if (!context_->on_host() && (first ? batch_run(step.pack, src_) : batch_run(step.unpack, dst_)))
+      continue;
+    ++steps;
+    *most_bytes = std::max(*most_bytes, plan_.bundles[step.bundle].bytes);
+  }
+  return steps;
+}
+
+std::size_t Run::window() const {
+  const auto most = static_cast<std::size_t>(plan_.request.options.window);
+  return memory_->stream() != nullptr ? std::min(most, kDeviceWindow) : most;
+}
+
+void Run::number_keys() {
+  std::map<std::int32_t, std::uint32_t> from, to;
+  for (const reshard::Step& step : mine_->steps) {
+    Keys keys;
+    if (step.parent >= 0) keys.received = from[step.parent]++ % kKeysAPair;
+    for (const std::int32_t child : step.children) keys.sent.push_back(to[child]++ % kKeysAPair);
+    keys_.push_back(std::move(keys));
   }
 }
 
-void Run::begin(const reshard::Step& step) {
+void Run::begin(std::size_t number) {
+  const reshard::Step& step = mine_->steps[number];
   live_.push_back(std::make_unique<Live>());
   Live& live = *live_.back();
   const bool first = step.parent < 0;
   live.step = &step;
+  live.keys = &keys_[number];
+  live.got = words_.back();
+  live.told = live.got + 1;
+  *live.got = *live.told = {};
+  words_.pop_back();
+  for (std::size_t c = 0; c < step.children.size(); ++c) {
+    turns_[{step.children[c], live.keys->sent[c]}].push_back({&live, false});
+  }
   const reshard::Bundle& bundle = plan_.bundles[step.bundle];
   if (gave_up_) {
-    live.data = reinterpret_cast<std::uint8_t*>(&live.told);  // for nothing
+    live.data = reinterpret_cast<std::uint8_t*>(live.told);  // for nothing
     live.bytes = 1;
     if (!first) {
       live.receiving = 1;
-      ask(What::kRecv, &live, step.parent, live.data, 1);
+      ask(What::kRecv, &live, step.parent, live.keys->received, live.got, 1);
     }
-    for (const std::int32_t child : step.children) ask(What::kSend, &live, child, &live.got, 1);
+    send_on(live);
     return;
   }
   live.bytes = bundle.bytes;
   live.data = first ? batch_run(step.pack, src_) : batch_run(step.unpack, dst_);
-  const bool staged = live.data == nullptr;
-  if (staged) {
-    if (spare_.empty()) {
-      spare_.emplace_back(new std::uint8_t[static_cast<std::size_t>(most_bytes_)]);
-    }
-    live.staging = std::move(spare_.back());
-    spare_.pop_back();
-    live.data = live.staging.get();
-  }
+  if (live.data == nullptr) live.data = live.staging = memory_->take();
   if (first) {
-    if (staged) pack(live);
+    if (live.staging != nullptr) pack(live);
     send_on(live);
     return;
   }
   live.receiving = 1;
-  ask(What::kRecv, &live, step.parent, live.data, static_cast<std::uint64_t>(live.bytes));
+  ask(What::kRecv, &live, step.parent, live.keys->received, live.data,
+      static_cast<std::uint64_t>(live.bytes));
   if (step.parent != bundle.hops[0].rank) {
     ++live.receiving;
-    ask(What::kRecvWord, &live, step.parent, &live.got, sizeof(live.got));
+    ask(What::kRecvWord, &live, step.parent, live.keys->received, live.got, sizeof(*live.got));
   }
 }
 
+// As its turn comes for each child.
 void Run::send_on(Live& live) {
-  const bool first = live.step->parent < 0;
-  for (const std::int32_t child : live.step->children) {
-    ask(What::kSend, &live, child, live.data, static_cast<std::uint64_t>(live.bytes));
-    if (!first) ask(What::kSendWord, &live, child, &live.told, sizeof(live.told));
+  for (std::size_t c = 0; c < live.step->children.size(); ++c) {
+    const std::int32_t child = live.step->children[c];
+    const std::uint32_t key = live.keys->sent[c];
+    ++live.open;  // until its turn
+    std::deque<Turn>& turns = turns_[{child, key}];
+    for (Turn& turn : turns) turn.ready |= turn.live == &live;
+    for (; !turns.empty() && turns.front().ready; turns.pop_front()) {
+      Live& now = *turns.front().live;
+      ask(What::kSend, &now, child, key, now.data, static_cast<std::uint64_t>(now.bytes));
+      if (now.step->parent >= 0 && !gave_up_) {
+        ask(What::kSendWord, &now, child, key, now.told, sizeof(*now.told));
+      }
+      --now.open;
+    }
   }
 }
 
@@ -395,21 +473,20 @@ void Run::lose(const reshard::Step& step) {
 
 // All that a rank receives of a bundle has come, or has failed.
 void Run::received(Live& live) {
-  if (live.failed.ok() && live.got.code != UNJAM_SUCCESS) {
-    live.failed = {live.got.code < 0 || live.got.code > UNJAM_ERROR_INTERNAL
+  const Word got = *live.got;
+  if (live.failed.ok() && got.code != UNJAM_SUCCESS) {
+    live.failed = {got.code < 0 || got.code > UNJAM_ERROR_INTERNAL
                        ? UNJAM_ERROR_INTERNAL
-                       : static_cast<unjamResult_t>(live.got.code),
-                   "rank " + std::to_string(live.got.rank) + " did not get what it was to hand on"};
+                       : static_cast<unjamResult_t>(got.code),
+                   "rank " + std::to_string(got.rank) + " did not get what it was to hand on"};
   }
   if (!live.failed.ok()) {
     note(live.failed);
     lose(*live.step);
-    live.told = live.got.code != UNJAM_SUCCESS ? live.got
-                                               : Word{live.failed.code, std::int32_t{group_.rank}};
+    *live.told =
+        got.code != UNJAM_SUCCESS ? got : Word{live.failed.code, std::int32_t{group_.rank}};
     // What children get instead is nothing that has lain there.
-    if (live.staging != nullptr) {
-      std::memset(live.data, 0, static_cast<std::size_t>(live.bytes));
-    }
+    if (live.staging != nullptr) memory_->clear(live.data, live.bytes);
   }
   send_on(live);
   flush();  // others need it sooner than this rank
@@ -418,7 +495,8 @@ void Run::received(Live& live) {
 
 void Run::end_if_over(Live* live) {
   if (live->open != 0) return;
-  if (live->staging != nullptr) spare_.push_back(std::move(live->staging));
+  if (live->staging != nullptr) memory_->give_back(live->staging);
+  words_.push_back(live->got);
   live_.erase(std::find_if(live_.begin(), live_.end(),
                            [&](const std::unique_ptr<Live>& l) { return l.get() == live; }));
 }
@@ -442,15 +520,16 @@ void Run::ended(std::unique_ptr<Operation> operation) {
 }
 
 Result Run::agreed() const {
-  std::vector<std::uint64_t> kinds = digests_;
+  const std::vector<std::uint64_t> digests(digests_, digests_ + group_.members.size());
+  std::vector<std::uint64_t> kinds = digests;
   std::sort(kinds.begin(), kinds.end());
   kinds.erase(std::unique(kinds.begin(), kinds.end()), kinds.end());
   if (kinds.size() == 1) return {};
   std::string text = "ranks have made different plans: ";
   for (std::size_t k = 0; k < kinds.size() && k < kMostNames; ++k) {
     std::vector<std::size_t> ranks;
-    for (std::size_t r = 0; r < digests_.size(); ++r) {
-      if (digests_[r] == kinds[k]) ranks.push_back(r);
+    for (std::size_t r = 0; r < digests.size(); ++r) {
+      if (digests[r] == kinds[k]) ranks.push_back(r);
     }
     char digest[17];
     std::snprintf(digest, sizeof(digest), "%016llx", static_cast<unsigned long long>(kinds[k]));
@@ -480,21 +559,38 @@ Result Run::carry_out() {
     before_->changed_.wait(lock, [&] { return before_->over_; });
   }
   before_ = nullptr;
-  if (!gave_up_) copy_own();
-  for (const reshard::Step& step : mine_->steps) {
-    most_bytes_ = std::max(most_bytes_, plan_.bundles[step.bundle].bytes);
+  if (!gave_up_ && !await_sources()) {
+    lose_all();
+    gave_up_ = true;
   }
-  const auto window = static_cast<std::size_t>(plan_.request.options.window);
+  number_keys();
+  const std::size_t most = window();
   std::size_t begun = 0;
-  while (begun < mine_->steps.size() || !live_.empty()) {
+  bool copied = gave_up_;
+  while (begun < mine_->steps.size() || !live_.empty() || !copied) {
     // Not more than there is room for: else what is behind would keep the first ones from it.
-    while (begun < mine_->steps.size() && live_.size() < window && nothing_parked()) {
-      begin(mine_->steps[begun++]);
+    while (begun < mine_->steps.size() && live_.size() < most && nothing_parked()) {
+      begin(begun++);
       flush();
     }
-    ended(next());
+    // Others wait for what is begun, and nobody for this.
+    if (!std::exchange(copied, true)) copy_own();
+    if (!live_.empty()) ended(next());
   }
+  memory_->finish();
   return error_;
+}
+
+// False: the context was aborted, and the caller's stream may never come to where it was.
+bool Run::await_sources() {
+  while (!memory_->sources_are_ready()) {
+    if (Result why = context_->async_error(); why.code == UNJAM_ERROR_ABORTED) {
+      note(why);
+      return false;
+    }
+    std::this_thread::sleep_for(kLookAtStream);
+  }
+  return true;
 }
 
 std::vector<std::string> Run::lost_names() const {
@@ -508,6 +604,7 @@ std::vector<std::string> Run::lost_names() const {
 void Run::work() {
   Result result;
   try {
+    memory_->enter();
     result = carry_out();
   } catch (const std::exception& e) {
     // Nobody else waits for ever: peers would, for what this rank does not send any more.
@@ -522,29 +619,73 @@ void Run::work() {
                           : ". Not complete on rank " + std::to_string(group_.rank) + ": " +
                                 list_text(lost, quoted);
   }
-  spare_.clear();
   Order::get().leave(shared_from_this());
   {
     const std::lock_guard lock(mutex_);
     over_ = true;
     changed_.notify_all();
   }
+  if (end_.word != nullptr) context_->boxes()->reach(end_);
   context_->end_request(group_, std::exchange(request_, nullptr), result, lost);
 }
 
+// What a run needs beside its tensors.
+Result Run::prepare() {
+  BoxMemory* const boxes = context_->boxes();
+  if (boxes == nullptr && !context_->on_host()) {
+    return {UNJAM_ERROR_INVALID_USAGE,
+            "this rank's GPU cannot pack and unpack tensors (" + context_->no_boxes_because() +
+                "): reshard in host memory, by a context on the host device"};
+  }
+  std::shared_ptr<void> after;
+  if (boxes != nullptr && call_.stream_order == UNJAM_STREAM_ASYNC) {
+    std::string error;
+    after = boxes->mover().note(call_.stream, error);
+    if (after == nullptr) return {UNJAM_ERROR_SYSTEM, error};
+  }
+  memory_ = make_reshard_memory(boxes, std::move(after));
+  std::int64_t most_bytes = 0;
+  const std::size_t staged = staged_steps(&most_bytes);
+  const std::size_t size = group_.members.size();
+  const std::size_t most = std::min(window(), mine_->steps.size());
+  if (Result r = memory_->reserve(std::min(most, staged), most_bytes, 1 + size + 2 * most);
+      !r.ok()) {
+    return r;
+  }
+  digest_ = memory_->words();
+  digests_ = digest_ + 1;
+  *digest_ = plan_.digest;
+  static_assert(sizeof(Word) == sizeof(std::uint64_t));
+  auto* const words = reinterpret_cast<Word*>(digests_ + size);
+  for (std::size_t i = 0; i < most; ++i) words_.push_back(words + 2 * i);
+  return {};
+}
+
 Result Run::start(unjamRequest** request) {
-  const int size = static_cast<int>(group_.members.size());
   if (Result r = take_parts(plan_, group_, call_.src, call_.dst, &src_, &dst_); !r.ok()) return r;
   lost_.resize(plan_.request.tensors.size(), false);
-  digest_ = plan_.digest;
-  digests_.resize(static_cast<std::size_t>(size));
+  if (Result r = prepare(); !r.ok()) return r;
 
   unjamRequest* made = nullptr;
+  if (BoxMemory* const boxes = context_->boxes(); boxes != nullptr) {
+    end_ = boxes->take_end();
+    if (end_.word == nullptr) {
+      return {UNJAM_ERROR_RESOURCES,
+              "too many runs of resharding are under way on this rank: wait for some",
+              /*transient=*/true};
+    }
+  }
+  const auto give_back_end = [&] {
+    if (end_.word != nullptr) context_->boxes()->reach(end_);
+  };
   if (Result r = context_->begin_request(group_, call_.callback, call_.user, &made); !r.ok()) {
+    give_back_end();
     return r;
   }
   request_ = made;
+  made->end = end_;
   const auto give_up = [&](const Result& result) {
+    give_back_end();
     context_->end_request(group_, std::exchange(request_, nullptr), result, {}, false);
     made->release();
   };
@@ -552,7 +693,7 @@ Result Run::start(unjamRequest** request) {
   try {
     auto operation = std::make_unique<Operation>();
     operation->run = shared_from_this();
-    operation->data = digests_.data();
+    operation->data = digests_;
     operation->count = 1;
     // The thread before the call: what has been called cannot be taken back.
     std::promise<bool> called;

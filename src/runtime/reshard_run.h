@@ -36,6 +36,9 @@ struct ReshardCall {
   std::string key;
   std::int32_t priority = 0;
   std::string match_text;
+  // On a GPU: UNJAM_STREAM_ASYNC behind what the stream has, UNJAM_STREAM_NONE at once.
+  unjamStreamOrder_t stream_order = UNJAM_STREAM_NONE;
+  void* stream = nullptr;
   unjamCallback_t callback = nullptr;
   void* user = nullptr;
 };

@@ -179,6 +179,19 @@ const std::vector<Variable>& variables() {
        "Bytes of each rank's memory that unjamMemAlloc has, for buffers that peers may store into "
        "themselves; 0: none.",
        true, true},
+      {"UNJAM_NET", &Settings::net, 0, 2, "auto|ucx|plugin",
+       "What carries slices between hosts: UCX, or a network plugin for NCCL. auto: the plugin "
+       "that "
+       "UNJAM_NET_PLUGIN names, else UCX.",
+       false},
+      {"UNJAM_NET_WINDOW", &Settings::net_window, 1 << 12, std::int64_t{1} << 30, nullptr,
+       "Bytes for one process that the carrier is given at once, at most: behind so many a short "
+       "slice may have to wait.",
+       false, true},
+      {"UNJAM_PEER_TIMEOUT_MS", &Settings::peer_timeout_ms, 100, 1 << 30, nullptr,
+       "A process of another host of which nothing was heard for so long counts as lost, in "
+       "milliseconds.",
+       false},
       {"UNJAM_LOG", &Settings::log, 0, 2, "warn|info|debug",
        "What the process says on stderr, or in UNJAM_LOG_FILE. warn: calls that are pending for "
        "long, and mistyped variables. info: also one line about the job, ranks that come and go, "
@@ -202,7 +215,22 @@ const std::vector<TextVariable>& text_variables() {
        true},
       {"UNJAM_HOST_ID", "1 to 64 letters, digits, and any of -_.:",
        "As which host this process counts, for plans that do in a host otherwise than between "
-       "hosts; equal where ranks are on one. Set on all ranks or on none. Unset: all are on one.",
+       "hosts; equal where ranks are on one. Set on all ranks or on none. Unset: all are on one. "
+       "With UNJAM_ROOT, processes of different ids use the network.",
+       false},
+      {"UNJAM_ROOT", "address:port",
+       "Where the hosts of a job meet: an address of rank 0's host that all can reach, and a port "
+       "that is free there. The same on all ranks. Unset: all ranks are on one host.",
+       false},
+      {"UNJAM_NET_PLUGIN", "name or path",
+       "The network plugin for NCCL that carries slices between hosts: a file, or NAME for "
+       "libnccl-net-NAME.so. Unset with UNJAM_NET=plugin: NCCL_NET_PLUGIN, else libnccl-net.so.",
+       false},
+      {"UNJAM_NET_UCX", "path",
+       "UCX's libucp.so.0, unless the process has one already. Unset: in Python that of the "
+       "package "
+       "libucx, if it is there, else the system's. UCX's own "
+       "settings are UNJAM_UCX_ and the name that UCX has for them behind UCX_.",
        false},
       {"UNJAM_LOG_FILE", "path",
        "File to which UNJAM_LOG's lines are appended, instead of stderr. In its name %r stands for "
@@ -218,7 +246,8 @@ const std::vector<const char*>& names_of_others() {
       "UNJAM_LIBRARY", "UNJAM_COMMIT", "UNJAM_TORCH_DEFAULT", "UNJAM_TORCH_REPLACE",
       "UNJAM_TORCH_CUDA", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE", "UNJAM_TORCH_STACKS",
       // The build and the tests (CONTRIBUTING.md).
-      "UNJAM_CUDA", "UNJAM_JOBS", "UNJAM_TEST_SEED", "UNJAM_FUZZ_SEEDS", "UNJAM_UPDATE_DOCS"};
+      "UNJAM_CUDA", "UNJAM_JOBS", "UNJAM_TEST_SEED", "UNJAM_TEST_UCX", "UNJAM_TEST_NET_PLUGIN",
+      "UNJAM_FUZZ_SEEDS", "UNJAM_UPDATE_DOCS"};
   return kNames;
 }
 

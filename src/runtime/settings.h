@@ -54,6 +54,9 @@ struct Settings {
   std::int64_t explain_signal = 12;  // SIGUSR2
   std::int64_t heap_bytes = 0;
   std::int64_t log = 0;  // as LogLevel
+  std::int64_t net = 0;  // auto, ucx, plugin
+  std::int64_t net_window = 512 << 10;
+  std::int64_t peer_timeout_ms = 10'000;
 };
 
 // One variable: what `unjam env` lists.

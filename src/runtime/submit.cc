@@ -103,6 +103,7 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
   }
   const Announced others = announce(world_->announcements(group.members, key.state.tag),
                                     key.state.tag, n, signature.hash());
+  world_->announced(group.members, key.state.tag);
   if (others == Announced::kAgreed) return {};
   lock.unlock();
   World::Verdict verdict =
@@ -507,6 +508,15 @@ Result Context::stream_wait(unjamRequest& request, void* stream) {
   }
   std::unique_lock lock(mutex_);
   reap_locked();
+  if (request.several) {
+    // What it waits for is the host's: no other call of this rank is served meanwhile.
+    lock.unlock();
+    if (request.done.load(std::memory_order_acquire)) return {};
+    std::string error;
+    return boxes_->mover().wait_in(stream, request.end.word, request.end.value, error)
+               ? Result{}
+               : Result{UNJAM_ERROR_SYSTEM, error};
+  }
   const Submitted* s = request.submitted;
   if (s == nullptr) return {};  // it is complete: what is queued from now on comes after
   // (Or the other one's stream has yet to take the copy.)

@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "control/hosts_meeting.h"
 #include "runtime/context.h"
 #include "runtime/ending.h"
 #include "runtime/explain_signal.h"
 #include "runtime/log.h"
+#include "runtime/network.h"
 #include "transport/announcement.h"
 
 namespace unjam {
@@ -52,6 +54,7 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
       // Alone: all are of this process. Else not known before the start.
       process_of_(static_cast<std::size_t>(ranks), secret ? -1 : 0),
       contexts_(static_cast<std::size_t>(ranks), nullptr) {
+  open_hosts(first_settings);
   Log::process().set_level(static_cast<LogLevel>(first_settings.log));
   explain_on_signal(static_cast<int>(first_settings.explain_signal));
   end_with_process(this);
@@ -64,6 +67,7 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
 }
 
 World::~World() {
+  flush_network();  // the control thread hears of its end
   ended_before_process(this);
   {
     std::lock_guard lock(mutex_);
@@ -72,6 +76,9 @@ World::~World() {
   changed_.notify_all();
   mesh_.wake();
   control_.join();
+  // In front of the memory; which stays where a network may still be at it.
+  if (network_ != nullptr && !network_->close()) arenas_.keep();
+  network_.reset();
   windows_.stop();
   if (rooms_ != nullptr) rooms_->stop();
   mesh_.drain(kFarewellMs);
@@ -84,8 +91,17 @@ std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64
 }
 
 int World::ranks_a_core() const {
-  const int cores = count_cpus(cpus_);
-  return cores == 0 ? 1 : (ranks_ + cores - 1) / cores;
+  const auto crowd = [](int ranks, const CpuSet& cpus) {
+    const int cores = count_cpus(cpus);
+    return cores == 0 ? 1 : (ranks + cores - 1) / cores;
+  };
+  if (host_cpus_.empty()) return crowd(ranks_, cpus_);
+  int most = 1;
+  for (std::size_t h = 0; h < host_cpus_.size(); ++h) {
+    const auto ranks = std::count(host_of_.begin(), host_of_.end(), static_cast<int>(h));
+    most = std::max(most, crowd(static_cast<int>(ranks), host_cpus_[h]));
+  }
+  return most;
 }
 
 std::optional<HostTable> World::host_table(const std::vector<int>& members) const {
@@ -129,6 +145,8 @@ void World::control() {
                                 died = mesh_.ended(process, kLastBreathMs);
                               }
                               std::lock_guard inner(mutex_);
+                              // A carrier that has failed says more than who hangs up then.
+                              take_network_news();
                               on_lost({process, died, why});
                               changed_.notify_all();
                             }};
@@ -143,6 +161,7 @@ void World::control() {
     mesh_.poll(printing || !losses_.empty() ? 5 : anybody ? watch_ms() : -1, events);
     lock.lock();
     if (stopping_) break;
+    take_network_news();
     take_losses();
     tell_given_up();
     watch();
@@ -164,6 +183,21 @@ std::set<int> World::processes_of(const std::vector<int>& members) const {
     if (!is_local(m)) processes.insert(process_of_[static_cast<std::size_t>(m)]);
   }
   return processes;
+}
+
+void World::on_snapshot_request(int process, const SnapshotRequestMessage& m) {
+  SnapshotMessage reply;
+  reply.number = m.number;
+  reply.ranks = local_snapshots();
+  mesh_.send(process, MessageType::kSnapshot, reply.encode());
+}
+
+void World::on_snapshot(int process, SnapshotMessage& m) {
+  const auto found = gatherings_.find(m.number);
+  if (found == gatherings_.end() || found->second.waits_for.erase(process) == 0) return;
+  for (RankSnapshot& s : m.ranks) {
+    if (is_rank_of(static_cast<std::uint32_t>(s.rank), process)) found->second.add(std::move(s));
+  }
 }
 
 // What makes no sense is passed over: its sender proved that it is of our job, so it is a fault of
@@ -218,23 +252,12 @@ void World::on_message(int process, Frame& frame) {
     }
     case MessageType::kSnapshotRequest: {
       SnapshotRequestMessage m;
-      if (!m.decode(frame.payload)) break;
-      SnapshotMessage reply;
-      reply.number = m.number;
-      reply.ranks = local_snapshots();
-      mesh_.send(process, MessageType::kSnapshot, reply.encode());
+      if (m.decode(frame.payload)) on_snapshot_request(process, m);
       break;
     }
     case MessageType::kSnapshot: {
       SnapshotMessage m;
-      if (!m.decode(frame.payload)) break;
-      const auto found = gatherings_.find(m.number);
-      if (found == gatherings_.end() || found->second.waits_for.erase(process) == 0) break;
-      for (RankSnapshot& s : m.ranks) {
-        if (is_rank_of(static_cast<std::uint32_t>(s.rank), process)) {
-          found->second.add(std::move(s));
-        }
-      }
+      if (m.decode(frame.payload)) on_snapshot(process, m);
       break;
     }
     case MessageType::kWindow:
@@ -244,6 +267,14 @@ void World::on_message(int process, Frame& frame) {
       break;
     case MessageType::kRoom:
       on_room(process, frame);
+      break;
+    case MessageType::kLost: {
+      LostMessage m;
+      if (m.decode(frame.payload)) on_said_lost(process, m);
+      break;
+    }
+    case MessageType::kAllHere:
+      if (network_ != nullptr) network_->all_is_there(process);
       break;
     default:
       break;

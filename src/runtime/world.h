@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,10 @@
 namespace unjam {
 
 class Context;
+class CourierDriver;
+class HostsMeeting;
+class NetCarrier;
+class Network;
 struct Signature;
 struct CallRecord;
 
@@ -69,6 +74,20 @@ class World : private Rooms::Memory {
   // Ranks of the job for each CPU that any of them may run on, rounded up; once all have joined.
   // (Ranks that are bound to CPUs of their own are as many as those.) All ranks have the same.
   int ranks_a_core() const;
+  // What takes lanes' slices to other hosts; null: all ranks are on this one.
+  CourierDriver* network() const;
+  // What that is, with version and file; "": nothing is needed.
+  std::string carrier() const;
+  // Whether a rank is on another host.
+  bool is_remote_rank(int rank) const {
+    return is_remote(process_of_[static_cast<std::size_t>(rank)]);
+  }
+  // Of a rank, for people: its host where there are several, else "".
+  std::string host_name(int rank) const;
+  // Something was announced for a call of these members.
+  void announced(const std::vector<int>& members, std::uint64_t tag);
+  // All that ranks of this process have sent to other hosts is to be there before the process ends.
+  void flush_network();
   // Of the members of a group; nothing: all are on one host.
   std::optional<HostTable> host_table(const std::vector<int>& members) const;
   // In whose log lines belong that are about the process.
@@ -212,7 +231,27 @@ class World : private Rooms::Memory {
   // The control thread.
   void control();
   void meet(std::unique_lock<std::mutex>& lock);
+  void await_start(std::unique_lock<std::mutex>& lock);
+  void leave_rendezvous(std::unique_lock<std::mutex>& lock);
+  bool adopt_memory();
   void begin();
+  // ---- world_hosts.cc: a job on several hosts ----
+  void open_hosts(const Settings& settings);
+  std::string hosts_settings(const std::string& agreed, const Settings& settings);
+  void meet_hosts(std::unique_lock<std::mutex>& lock);
+  bool run_hosts(std::unique_lock<std::mutex>& lock, const std::function<bool()>& until);
+  bool take_places();
+  bool meet_here(std::unique_lock<std::mutex>& lock);
+  bool open_network();
+  bool meet_pairs(std::unique_lock<std::mutex>& lock);
+  bool is_remote(int process) const {
+    return network_ != nullptr && remote_[static_cast<std::size_t>(process)];
+  }
+  std::string process_text(int process) const;
+  std::size_t host_index(int process) const;
+  void take_network_news();
+  void tell_lost(int process, const std::string& why);
+  void on_said_lost(int by, const LostMessage& m);
   void fail_meeting(const std::string& why);
   void fail_start(const std::string& why);
   // Its reactions to messages; with the lock.
@@ -230,6 +269,8 @@ class World : private Rooms::Memory {
   bool follows_another(int process) const;
   void take_losses();  // those that wait no longer
   void lose(const Loss& loss);
+  void on_snapshot_request(int process, const SnapshotRequestMessage& m);
+  void on_snapshot(int process, SnapshotMessage& m);
   void on_query(int process, const QueryMessage& query);
   void on_answer(int process, const AnswerMessage& answer);
   void mark_gone(int rank, const std::string& why, const std::shared_ptr<const Legacy>& legacy);
@@ -315,6 +356,24 @@ class World : private Rooms::Memory {
   // Order of locks: a world's, then a context's.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  // Of a job on several hosts; null: all ranks are on this one.
+  std::unique_ptr<HostsMeeting> hosts_meeting_;
+  std::unique_ptr<NetCarrier> carrier_;  // until network_ has it
+  std::string no_carrier_;               // why there is none
+  std::unique_ptr<Network> network_;
+  struct HostPlace {
+    int host = 0;
+    std::string name, door;  // of its host, and its address
+  };
+  std::vector<HostPlace> host_places_;  // by process
+  std::uint64_t hosts_deadline_ns_ = 0;
+  std::vector<bool> remote_;  // by process
+  std::set<int> lost_;        // processes
+  struct Joining {            // of this process's ranks, until all hosts are known
+    JoinMessage message;
+    std::vector<Fd> shared;
+  };
+  std::vector<Joining> joining_;
   // The meeting.
   bool connecting_ = false, connected_ = false;
   RendezvousClient client_;
@@ -331,6 +390,7 @@ class World : private Rooms::Memory {
   std::vector<std::int64_t> pids_;  // by process
   std::vector<std::string> hosts_;
   std::vector<int> host_of_;        // by rank
+  std::vector<CpuSet> host_cpus_;   // of several hosts
   CpuSet cpus_;                     // on which any rank may run, see allowed_cpus()
   std::vector<Context*> contexts_;  // by rank; null: not attached, or of another process
   struct Departed {

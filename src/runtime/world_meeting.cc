@@ -7,12 +7,14 @@
 
 #include "base/fork_guard.h"
 #include "base/limits.h"
+#include "control/hosts_meeting.h"
 #include "control/join_text.h"
 #include "runtime/allowed_cpus.h"
 #include "runtime/cuda_library.h"
 #include "runtime/engine_memory.h"
 #include "runtime/host_id.h"
 #include "runtime/job_id.h"
+#include "runtime/network.h"
 #include "runtime/world.h"
 
 namespace unjam {
@@ -20,6 +22,8 @@ namespace {
 
 // For who keeps the rendezvous to say who has joined.
 constexpr std::int64_t kAnswerMs = 1000;
+// For the root of several hosts to say which ranks have not come.
+constexpr std::int64_t kVerdictMs = 3000;
 
 // Worlds by id: those that ranks are joining.
 struct Registry {
@@ -108,7 +112,9 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
       connecting_ = true;
       lock.unlock();
       std::string why;
-      const bool met = client_.connect(*secret_, settings.init_timeout_ms, why);
+      const bool met = hosts_meeting_ != nullptr
+                           ? hosts_meeting_->open(hosts_settings(agreed, settings), why)
+                           : client_.connect(*secret_, settings.init_timeout_ms, why);
       lock.lock();
       connected_ = met;
       if (!met) failure_ = why;
@@ -145,14 +151,20 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     m.host = host;
     m.cpus = cpus;
     m.files = files_left();
-    client_.join(m, std::move(shared));
+    if (hosts_meeting_ == nullptr) {
+      client_.join(m, std::move(shared));
+    } else {
+      joining_.push_back({std::move(m), std::move(shared)});
+      hosts_meeting_->join(static_cast<std::uint32_t>(rank));
+    }
   }
   changed_.notify_all();
   mesh_.wake();
   if (alone()) return UNJAM_SUCCESS;
   // While the others come: this thread only waits for them.
   const auto others = static_cast<std::size_t>(ranks_ - 1);
-  const std::size_t files = (client_.keeps_rendezvous() ? 6 : 3) * others;
+  const std::size_t files =
+      (hosts_meeting_ != nullptr || client_.keeps_rendezvous() ? 6 : 3) * others;
   lock.unlock();
   make_room_for_files(files);
   return UNJAM_SUCCESS;
@@ -207,7 +219,10 @@ unjamResult_t World::wait_joined(int rank, std::int64_t timeout_ms, std::string&
   const auto decided = [&] {
     return started_ || !failure_.empty() || client_.refused.count(rank) != 0;
   };
-  bool in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), decided);
+  // Between hosts the root says who is late, and needs some time for that.
+  const std::int64_t verdict_ms = hosts_meeting_ == nullptr ? 0 : kVerdictMs;
+  bool in_time =
+      changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms + verdict_ms), decided);
   const bool known = in_time || know_who(lock);
   in_time = decided();
   if (const auto refused = client_.refused.find(rank); refused != client_.refused.end()) {
@@ -232,7 +247,11 @@ unjamResult_t World::wait_joined(int rank, std::int64_t timeout_ms, std::string&
       error = rank_list(missing());
     }
     error += too_late;
-    if (!alone()) error += "; all ranks must run on this machine, as the same user";
+    if (hosts_meeting_ != nullptr) {
+      error += "; UNJAM_ROOT and UNJAM_ID must be the same on all hosts";
+    } else if (!alone()) {
+      error += "; all ranks must run on this machine, as the same user, or UNJAM_ROOT be set";
+    }
     fail_meeting(error);
     return UNJAM_ERROR_TIMEOUT;
   }
@@ -242,6 +261,7 @@ unjamResult_t World::wait_joined(int rank, std::int64_t timeout_ms, std::string&
 // Asks who has joined. False: nobody answers.
 bool World::know_who(std::unique_lock<std::mutex>& lock) {
   if (alone()) return true;
+  if (hosts_meeting_ != nullptr) return false;
   client_.ask_who();
   mesh_.wake();
   const auto ends = [this] { return client_.present.has_value() || !failure_.empty(); };
@@ -257,6 +277,19 @@ void World::fail_meeting(const std::string& why) {
 
 void World::meet(std::unique_lock<std::mutex>& lock) {
   changed_.wait(lock, [this] { return connected_ || stopping_ || !failure_.empty(); });
+  if (hosts_meeting_ != nullptr) {
+    meet_hosts(lock);
+    changed_.notify_all();
+    return;
+  }
+  await_start(lock);
+  if (client_.started && failure_.empty()) begin();
+  changed_.notify_all();
+  leave_rendezvous(lock);
+}
+
+// Until all have joined at the rendezvous, or the meeting has failed.
+void World::await_start(std::unique_lock<std::mutex>& lock) {
   while (!stopping_ && failure_.empty() && !client_.started) {
     std::string error;
     client_.flush();
@@ -276,8 +309,9 @@ void World::meet(std::unique_lock<std::mutex>& lock) {
                    error + ")");
     }
   }
-  if (client_.started && failure_.empty()) begin();
-  changed_.notify_all();
+}
+
+void World::leave_rendezvous(std::unique_lock<std::mutex>& lock) {
   const std::string gives_up = connected_ && client_.failed.empty() ? failure_ : "";
   // Not with the lock: both wait until the others have what is theirs.
   lock.unlock();
@@ -302,22 +336,30 @@ void World::begin() {
     const auto i = static_cast<std::size_t>(r);
     process_of_[i] = static_cast<int>(start.process_of[i]);
     // One that was refused is another process's.
-    if (is_local(r) == (joined_[i] && client_.refused.count(r) == 0)) continue;
+    if (start.process_of[i] != StartMessage::kElsewhere &&
+        is_local(r) == (joined_[i] && client_.refused.count(r) == 0)) {
+      continue;
+    }
     fail_meeting("the rendezvous confuses the ranks of this process");
     return;
   }
-  for (auto& [rank, fds] : client_.memory) {
-    std::string error;
-    if (!arenas_.adopt(rank, std::move(fds), error)) {
-      fail_start(error);
-      return;
-    }
-  }
+  if (!adopt_memory()) return;
   for (auto& [process, peer] : client_.peers) {
     mesh_.add(process, std::move(peer.socket), std::move(peer.pidfd));
   }
   started_ = true;
   runs_.store(true, std::memory_order_release);
+}
+
+bool World::adopt_memory() {
+  for (auto& [rank, fds] : client_.memory) {
+    std::string error;
+    if (!arenas_.adopt(rank, std::move(fds), error)) {
+      fail_start(error);
+      return false;
+    }
+  }
+  return true;
 }
 
 // The others have begun: their calls with ranks of this process fail, and say why.

@@ -6,6 +6,7 @@
 #include "runtime/context.h"
 #include "runtime/ending.h"
 #include "runtime/log.h"
+#include "runtime/network.h"
 #include "runtime/world.h"
 
 namespace unjam {
@@ -58,12 +59,23 @@ void World::take_losses() {
 
 void World::lose(const Loss& loss) {
   const auto& [process, died, why, until] = loss;
-  const std::string pid = std::to_string(pids_[static_cast<std::size_t>(process)]);
+  // (Others may have told, whose connection to it has ended as well.)
+  if (lost_.insert(process).second && is_remote(process)) {
+    const bool missed = std::any_of(process_of_.begin(), process_of_.end(), [&](const int& p) {
+      const int rank = static_cast<int>(&p - process_of_.data());
+      return p == process && departed_.count(rank) == 0;
+    });
+    if (missed) tell_lost(process, why);
+    network_->give_up(process);
+  }
   for (int r = 0; r < ranks_; ++r) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
     const bool exits = died && load_acquire(ledger(r).exits) != 0;
-    std::string text = "its process (" + pid + ") ";
-    text += exits ? kEndedText : died ? "died" : "closed its connection: ";
+    std::string text = "its process (" + process_text(process) + ") ";
+    text += exits                ? kEndedText
+            : died               ? "died"
+            : is_remote(process) ? "is lost: "
+                                 : "closed its connection: ";
     if (!died) text += why;
     mark_gone(r, text, legacy_of(r));
   }

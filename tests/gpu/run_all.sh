@@ -110,6 +110,8 @@ calls|120||calls
 calls-late|120||calls --ranks 4 --late 2000 --calls 200 --rounds 4 --least 8192 --most 600000 --engine-share 0.05
 calls-late-large|120||calls --ranks 4 --late 1000 --calls 100 --rounds 4 --kind all_reduce --least 1073741824 --most 1073741824 --engine-share 0.004
 back-to-back|120||back_to_back
+reshard|120||reshard
+reshard-4|120||reshard --ranks 4
 back-to-back-apart|120|UNJAM_IN_STREAM_OVERLAP=0|back_to_back
 burst|120||burst --keys 32 --bytes 8388608 --shuffle --rounds 40
 burst-25|120||burst --keys 32 --bytes 26214400 --shuffle --rounds 20

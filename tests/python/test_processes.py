@@ -205,10 +205,10 @@ ONE_OF_TWO = {"UNJAM_RANK": 0, "UNJAM_RANKS": 2}
         ({"UNJAM_RANK": -1, "UNJAM_RANKS": 2}, "UNJAM_RANK=-1 is not valid"),
         ({"UNJAM_RANK": 0, "UNJAM_RANKS": 65536}, "1 to 65535 ranks"),
         ({"UNJAM_RANK": 0, "UNJAM_RANKS": 0}, "1 to 65535 ranks"),
-        ({**as_launched("torchrun", 0, 4, 1), "LOCAL_WORLD_SIZE": 2}, "on one machine"),
-        ({**as_launched("openmpi", 0, 4, 1), "OMPI_COMM_WORLD_LOCAL_SIZE": 2}, "on one machine"),
-        ({**as_launched("mpich", 0, 4, 1), "MPI_LOCALNRANKS": 3}, "on one machine"),
-        ({**as_launched("srun", 0, 4, 1), "SLURM_NNODES": 2}, "on one machine"),
+        ({**as_launched("torchrun", 0, 4, 1), "LOCAL_WORLD_SIZE": 2}, "set UNJAM_ROOT"),
+        ({**as_launched("openmpi", 0, 4, 1), "OMPI_COMM_WORLD_LOCAL_SIZE": 2}, "set UNJAM_ROOT"),
+        ({**as_launched("mpich", 0, 4, 1), "MPI_LOCALNRANKS": 3}, "set UNJAM_ROOT"),
+        ({**as_launched("srun", 0, 4, 1), "SLURM_NNODES": 2}, "set UNJAM_ROOT"),
     ],
 )
 def test_environment_that_does_not_do(variables, changes, message):

@@ -1,10 +1,14 @@
 """Parts of plans: without ranks, for some destinations, for some tensors."""
 
+import ctypes
+import random
+
 import numpy as np
 import pytest
 
 import unjam
-from unjam.reshard import Layout, Plan, Replicate, Shard, TensorSpec, Topology, nine
+from unjam._lib import check, read_json
+from unjam.reshard import Layout, Plan, Replicate, Shard, TensorSpec, Topology, _abi, nine
 
 SOON_S = 60
 
@@ -196,3 +200,59 @@ def test_survivors_go_on_with_what_is_left(launch):
         ).all()
 
     assert all(launch(10, rank_main))
+
+
+def without_in_c(plan, ranks, tensors, renumber):
+    """The digest of what unjamReshardWithout gives; None, and the message, where it refuses."""
+    lib = _abi.reshard_library()
+    names = [name.encode() for name in tensors]
+    left = _abi.Handle()
+    numbers = (ctypes.c_int32 * len(ranks))(*ranks)
+    texts = (ctypes.c_char_p * len(names))(*names)
+    try:
+        check(
+            lib.unjamReshardWithout(
+                plan._handle, numbers, len(ranks), texts, len(names), renumber, ctypes.byref(left)
+            )
+        )
+    except unjam.InvalidArgument as error:
+        return None, str(error)
+    info = read_json(lambda *buffer: lib.unjamReshardInfo(left, 0, *buffer))
+    check(lib.unjamReshardDestroy(left))
+    return info["digest"], ""
+
+
+def test_c_leaves_the_same_out():
+    """Ranks may come to what is left by C or by Python, and have one plan; or neither has one."""
+    seed = 20260101
+    draw = random.Random(seed)
+    refused = 0
+    for number in range(60):
+        dims = [draw.choice([1, 2, 3]) for _ in range(draw.choice([1, 2, 3]))]
+        size = int(np.prod(dims))
+        kinds = [draw.choice([Replicate(), Replicate(), Shard(0), Shard(1)]) for _ in dims]
+        grid = np.array(draw.sample(range(size + 2), size)).reshape(dims)
+        other = [draw.choice([Replicate(), Shard(0)])]
+        topology = Topology.equal(20, 4, 2) if draw.random() < 0.5 else None
+        plan = Plan(
+            Layout(grid, kinds),
+            Layout(list(range(8, 12)), other),
+            {"a": ((12, 6), "float32"), "b": ((4, 4), "int32", "int64")},
+            topology,
+        )
+        gone = draw.sample(range(13), draw.randint(0, 3))
+        tensors = draw.choice([[], ["b"], ["a"]])
+        renumber = draw.random() < 0.5
+        found, words = without_in_c(plan, gone, tensors, renumber)
+        try:
+            wanted = plan.without(gone, tensors=tensors, renumber=renumber).digest
+        except unjam.InvalidArgument as error:
+            refused += 1
+            assert found is None, (seed, number)
+            for part in ("a part of the source", "a part of the dest", "'s only replica"):
+                assert (part in words) == (part in str(error)), (seed, number, words)
+            continue
+        assert found == wanted, (seed, number, words)
+    assert 0 < refused < 60
+    assert "no tensor" in without_in_c(made(), [], ["d"], 0)[1]
+    assert "no tensor is left" in without_in_c(made(), [], ["a", "b", "c"], 0)[1]

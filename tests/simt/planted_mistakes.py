@@ -262,6 +262,33 @@ MISTAKES = [
         ],
         only="CallKernelCarried.*",
     ),
+    Mistake(
+        "short rows end with their first piece",
+        KERNELS + "boxes.cu",
+        [("if (i >= box.rows * box.row) break;", "if (i >= kPieceUnits) break;")],
+        test="boxes_kernel_test",
+        only="BoxesKernel.*",
+    ),
+    Mistake(
+        "elements of any alignment are loaded as aligned ones are stored",
+        KERNELS + "boxes.cu",
+        [
+            (
+                "    if (t < n) store<To>(places[t].to, convert<To>(values[t]));",
+                "    if (t < n) *reinterpret_cast<To*>(reinterpret_cast<std::uintptr_t>("
+                "places[t].to) / sizeof(To) * sizeof(To)) = convert<To>(values[t]);",
+            )
+        ],
+        test="boxes_kernel_test",
+        only="BoxesKernel.*",
+    ),
+    Mistake(
+        "boxes of a batch begin where the first one does",
+        KERNELS + "boxes.cu",
+        [("    begin = end;\n", "")],
+        test="boxes_kernel_test",
+        only="BoxesKernel.*",
+    ),
 ]
 
 

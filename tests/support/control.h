@@ -41,6 +41,7 @@ inline constexpr MessageType kAllMessageTypes[] = {
     MessageType::kAnswer,      MessageType::kFail,     MessageType::kSnapshotRequest,
     MessageType::kSnapshot,    MessageType::kWindow,   MessageType::kWindowGone,
     MessageType::kWindowLetGo, MessageType::kGaveUp,   MessageType::kRoom,
+    MessageType::kGreeting,    MessageType::kLost,
 };
 
 inline std::uint16_t number_of(MessageType t) { return static_cast<std::uint16_t>(t); }
@@ -100,6 +101,14 @@ inline bool decode_any(MessageType type, std::string_view bytes, std::string& ag
       return decode_as<unjam::WindowLetGoMessage>(bytes, again);
     case MessageType::kRoom:
       return decode_as<unjam::RoomMessage>(bytes, again);
+    case MessageType::kGreeting:
+      return decode_as<unjam::GreetingMessage>(bytes, again);
+    case MessageType::kLost:
+      return decode_as<unjam::LostMessage>(bytes, again);
+    case MessageType::kBeat:
+    case MessageType::kAllHere:
+      again = bytes;
+      return bytes.empty();
   }
   return false;
 }
@@ -142,6 +151,8 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   start.me = 1, start.process_of = {0, 1, 0}, start.pids = {100, 200};
   add(MessageType::kStart, start);
   start.hosts = {"a", "b"}, start.host_of = {0, 1, 0}, start.cpus = {7};
+  add(MessageType::kStart, start);
+  start.hosts.clear(), start.host_of.clear(), start.process_of[2] = StartMessage::kElsewhere;
   add(MessageType::kStart, start);
   add(MessageType::kMemory, HandedMessage{});
   add(MessageType::kMemory, HandedMessage{{{rank, 1}, {0, 2}}});
@@ -211,6 +222,14 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   add(MessageType::kRoom, room);
   room.owner = 0, room.peer = rank, room.offers = true;
   add(MessageType::kRoom, room);
+  GreetingMessage greeting;
+  greeting.from = 1, greeting.pid = 77;
+  add(MessageType::kGreeting, greeting);
+  greeting.cpus = {3, ~0ull}, greeting.carrier = std::string(700, '\x81');
+  add(MessageType::kGreeting, greeting);
+  LostMessage lost;
+  lost.process = 1, lost.why = "closed by the other end";
+  add(MessageType::kLost, lost);
   return all;
 }
 

@@ -143,17 +143,17 @@ TEST(Mirror, HintsThatWereLostAreSaidToBe) {
 
 // ---- frames ----
 
-Frame data_frame() {
-  Frame f;
+CourierFrame data_frame() {
+  CourierFrame f;
   f.src = 0, f.dst = 1;
   f.bytes = 40;
   f.flag = step_flag(5, 0);
   f.tag = kTag, f.group = kGroup;
   return f;
 }
-std::vector<Frame> some_frames() {
-  std::vector<Frame> all{data_frame()};
-  Frame f = data_frame();
+std::vector<CourierFrame> some_frames() {
+  std::vector<CourierFrame> all{data_frame()};
+  CourierFrame f = data_frame();
   f.connectors[0] = 1;
   all.push_back(f);
   f = {};
@@ -184,9 +184,9 @@ std::vector<Frame> some_frames() {
 TEST(Frames, SayWhatTheyWereToldAndNothingElse) {
   ArenaShape shape = small_network_shape();
   shape.ranks = 2;
-  for (const Frame& f : some_frames()) {
+  for (const CourierFrame& f : some_frames()) {
     const FrameBytes bytes = encode(f);
-    Frame back;
+    CourierFrame back;
     ASSERT_EQ(decode(bytes, shape, &back), nullptr);
     EXPECT_EQ(std::memcmp(encode(back).bytes, bytes.bytes, kFrameBytes), 0);
     EXPECT_EQ(back.type, f.type);
@@ -200,30 +200,31 @@ TEST(Frames, AreNotBelieved) {
   shape.ranks = 2;
   shape.pool_slots = 2;
   shape.pool_slot_bytes = 128;
-  const auto refused = [&](const std::function<void(Frame&)>& change) {
-    Frame f = data_frame(), back;
+  const auto refused = [&](const std::function<void(CourierFrame&)>& change) {
+    CourierFrame f = data_frame(), back;
     change(f);
     return decode(encode(f), shape, &back) != nullptr;
   };
-  EXPECT_FALSE(refused([](Frame&) {}));
-  EXPECT_TRUE(refused([](Frame& f) { f.src = 2; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.dst = 2; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.dst = 0; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.lane = 1; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.connectors[0] = 2; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.connectors[1] = 1; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.bytes = 65; }));
-  EXPECT_FALSE(refused([](Frame& f) { f.bytes = 128, f.location = 2, f.flag |= kFlagBorrowed; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.location = 3, f.flag |= kFlagBorrowed; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.location = kInOutput, f.flag |= kFlagInOutput; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.location = 1; })) << "its flag says something else";
-  EXPECT_TRUE(refused([](Frame& f) { f.flag |= kFlagInOutput; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.flag = 0; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.tag = 0; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.base = 1; }));
-  EXPECT_TRUE(refused([](Frame& f) { f.count = 1; }));
+  EXPECT_FALSE(refused([](CourierFrame&) {}));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.src = 2; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.dst = 2; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.dst = 0; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.lane = 1; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.connectors[0] = 2; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.connectors[1] = 1; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.bytes = 65; }));
+  EXPECT_FALSE(
+      refused([](CourierFrame& f) { f.bytes = 128, f.location = 2, f.flag |= kFlagBorrowed; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.location = 3, f.flag |= kFlagBorrowed; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.location = kInOutput, f.flag |= kFlagInOutput; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.location = 1; })) << "its flag says something else";
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.flag |= kFlagInOutput; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.flag = 0; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.tag = 0; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.base = 1; }));
+  EXPECT_TRUE(refused([](CourierFrame& f) { f.count = 1; }));
   for (const std::uint8_t count : {0, 5}) {
-    Frame f, back;
+    CourierFrame f, back;
     f.type = FrameType::kCredits;
     f.src = 0, f.dst = 1;
     f.count = count;
@@ -567,8 +568,8 @@ class Forged : public testing::Test {
     o.shape.pool_slot_bytes = 128;
     return o;
   }
-  static Frame next() {  // that is right
-    Frame f = data_frame();
+  static CourierFrame next() {  // that is right
+    CourierFrame f = data_frame();
     f.step = 4;
     f.group = 3;
     f.location = 2;
@@ -585,9 +586,9 @@ class Forged : public testing::Test {
     }
     return true;
   }
-  void must_end(const char* what, const std::function<void(Frame&)>& change) {
+  void must_end(const char* what, const std::function<void(CourierFrame&)>& change) {
     SCOPED_TRACE(what);
-    Frame f = next();
+    CourierFrame f = next();
     change(f);
     w_.restore(start_);
     const Landing to = bring(*w_, encode(f));
@@ -611,7 +612,7 @@ TEST_F(Forged, WhatHasAPlaceIsTaken) {
 }
 TEST_F(Forged, WhatIsHereAlreadyIsDropped) {
   for (const std::uint64_t step : {0u, 1u, 2u, 3u}) {
-    Frame f = next();
+    CourierFrame f = next();
     f.step = step;
     EXPECT_EQ(bring(*w_, encode(f)).at, nullptr);
   }
@@ -619,18 +620,18 @@ TEST_F(Forged, WhatIsHereAlreadyIsDropped) {
   EXPECT_TRUE(arenas_are_as_they_were());
 }
 TEST_F(Forged, WithoutAPlaceItEndsThePeer) {
-  must_end("a header that is taken", [](Frame& f) { f.step = 2 + kSlotHeaders; });
-  must_end("far away", [](Frame& f) { f.step = ~std::uint64_t{0}; });
+  must_end("a header that is taken", [](CourierFrame& f) { f.step = 2 + kSlotHeaders; });
+  must_end("far away", [](CourierFrame& f) { f.step = ~std::uint64_t{0}; });
   must_end("a guaranteed slot that is taken",
-           [](Frame& f) { f.location = 0, f.flag &= ~kFlagBorrowed; });
-  must_end("a pool slot that is taken", [](Frame& f) { f.location = 1; });
-  must_end("another key", [](Frame& f) { f.tag = kOther; });
-  must_end("another group", [](Frame& f) { f.group = kOther; });
-  must_end("an owner that has not begun", [](Frame& f) { f.tag = kOther, f.base = 4; });
-  must_end("an owner of before", [](Frame& f) { f.connectors[0] = 1, f.base = 1; });
-  must_end("other ranks", [](Frame& f) { f.src = 1, f.dst = 0; });
+           [](CourierFrame& f) { f.location = 0, f.flag &= ~kFlagBorrowed; });
+  must_end("a pool slot that is taken", [](CourierFrame& f) { f.location = 1; });
+  must_end("another key", [](CourierFrame& f) { f.tag = kOther; });
+  must_end("another group", [](CourierFrame& f) { f.group = kOther; });
+  must_end("an owner that has not begun", [](CourierFrame& f) { f.tag = kOther, f.base = 4; });
+  must_end("an owner of before", [](CourierFrame& f) { f.connectors[0] = 1, f.base = 1; });
+  must_end("other ranks", [](CourierFrame& f) { f.src = 1, f.dst = 0; });
   const auto credit = [](std::uint64_t n) {
-    return [n](Frame& f) {
+    return [n](CourierFrame& f) {
       f = {};
       f.type = FrameType::kCredits;
       f.src = 0, f.dst = 1, f.count = 1;
@@ -639,7 +640,7 @@ TEST_F(Forged, WithoutAPlaceItEndsThePeer) {
   };
   must_end("credit for what was never sent", credit(1));
   const auto unlist = [](std::uint32_t connector, std::uint64_t tag, std::uint64_t base) {
-    return [=](Frame& f) {
+    return [=](CourierFrame& f) {
       f = {};
       f.type = FrameType::kUnlist;
       f.src = 0, f.dst = 1;
@@ -651,7 +652,7 @@ TEST_F(Forged, WithoutAPlaceItEndsThePeer) {
   must_end("the end of what never began", unlist(1, kTag, 0));
   must_end("the end of what has yet to begin", unlist(0, kTag, 5));
   must_end("the end of another's", unlist(0, kOther, 0));
-  const auto bye = [](Frame& f) {
+  const auto bye = [](CourierFrame& f) {
     f = {};
     f.type = FrameType::kBye;
     f.step = 1;
@@ -665,7 +666,7 @@ TEST_F(Forged, AListingEndsOnce) {
   EXPECT_TRUE(receive(*w_, s_));
   s_.bytes = 100;
   EXPECT_TRUE(receive(*w_, s_));
-  Frame f;
+  CourierFrame f;
   f.type = FrameType::kUnlist;
   f.src = 0, f.dst = 1;
   f.tag = kTag;
@@ -680,7 +681,7 @@ TEST_F(Forged, AListingEndsOnce) {
 }
 
 TEST(Courier, AFrameOfAnotherProcessesRanksEndsThePeer) {
-  for (Frame f : some_frames()) {
+  for (CourierFrame f : some_frames()) {
     if (f.type == FrameType::kAnnounce || f.type == FrameType::kBye) continue;
     World w(small_world(3));
     f.src = 2;
@@ -725,10 +726,10 @@ TEST_F(Forged, FramesOfAnyBytesWriteNothingWrong) {
   const std::uint64_t seed = base_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  std::vector<Frame> frames = some_frames();
+  std::vector<CourierFrame> frames = some_frames();
   for (std::uint64_t step = 0; step < 6; ++step) {
     for (std::uint32_t location = 0; location < 4; ++location) {
-      Frame f = next();
+      CourierFrame f = next();
       f.step = step, f.location = location;
       f.flag = step_flag(5, step) | (location != 0 ? kFlagBorrowed : 0);
       frames.push_back(f);
@@ -770,7 +771,7 @@ TEST_F(Forged, FramesOfAnyBytesWriteNothingWrong) {
       ++dropped;
     } else {
       ++taken;
-      Frame f;
+      CourierFrame f;
       ASSERT_EQ(decode(head, shape, &f), nullptr);
       const std::uint32_t i = f.connectors[0];
       unsigned char* const entries = block + shape.entries_offset();
@@ -796,7 +797,7 @@ TEST_F(Forged, FramesOfAnyBytesWriteNothingWrong) {
         }
         allow(&LaneTransport::header_of(steps, f.step), sizeof(SlotHeader));
       } else if (f.type == FrameType::kData) {  // an empty one
-        Frame again = f;
+        CourierFrame again = f;
         allow(&LaneTransport::header_of(block + shape.connector(0, i), again.step),
               sizeof(SlotHeader));
         here[i].insert(f.step);
@@ -818,7 +819,7 @@ TEST_F(Forged, FramesOfAnyBytesWriteNothingWrong) {
 // A fabric whose poll() has somebody else arm it: as it is when another thread drives.
 class ArmedWithin final : public Fabric {
  public:
-  bool send(std::uint32_t, Channel, const FrameBytes&, const unsigned char*, std::uint32_t,
+  bool send(std::uint32_t, FrameChannel, const FrameBytes&, const unsigned char*, std::uint32_t,
             std::uint64_t) override {
     return false;
   }

@@ -257,7 +257,7 @@ TEST_P(Carried, PayloadsComeFromTheMemoryThatWasNamedOnly) {
     for (std::uint32_t r = 0; r < 2; ++r) hosts[r].courier().drive();
   }
   const std::vector<unsigned char> elsewhere(2000);
-  hosts.fabric(0).send(1, Channel::kBulk, {}, elsewhere.data(), 2000, 0);
+  hosts.fabric(0).send(1, FrameChannel::kBulk, {}, elsewhere.data(), 2000, 0);
   hosts[0].courier().drive();
   EXPECT_NE(hosts.why().find("outside of the memory that was named"), std::string::npos);
   EXPECT_EQ(faults_.misused, 0);
@@ -507,7 +507,7 @@ TEST_P(Carried, AMessageLongerThanItsPlaceIsNoneOfOurs) {
       if (*bytes <= kHead || *bytes > PluginFabric::kMessageBytes || data[4] != kInline) return;
       *bytes = kHead + kClaimed;
       std::memcpy(data, &kClaimed, sizeof(kClaimed));
-      std::memcpy(data + 16, &kClaimed, sizeof(kClaimed));  // Frame::bytes
+      std::memcpy(data + 16, &kClaimed, sizeof(kClaimed));  // CourierFrame::bytes
     };
     Hosts hosts(*plugin_, 2, shape_of_slots(3000));
     Traffic traffic(2, 2, 1000, {900u});
@@ -532,10 +532,10 @@ TEST_P(Carried, AFrameAfterTheGoodByeIsTheEndOfTheConnection) {
       ASSERT_FALSE(patience.lost());
       for (std::uint32_t r = 0; r < 2; ++r) hosts[r].courier().drive();
     }
-    Frame bye;
+    CourierFrame bye;
     bye.type = FrameType::kBye;  // step 0: nothing has come before it
     for (int i = 0; i < 2; ++i) {
-      ASSERT_TRUE(hosts.fabric(0).send(1, Channel::kShort, encode(bye), nullptr, 0, 0));
+      ASSERT_TRUE(hosts.fabric(0).send(1, FrameChannel::kShort, encode(bye), nullptr, 0, 0));
     }
     while (hosts.fabric(1).met(0)) {
       ASSERT_FALSE(patience.lost());

@@ -172,10 +172,10 @@ TEST(Ucx, NobodySleepsOverWhatIsDone) {
       }
     };
     arms_once();
-    Frame f;
+    CourierFrame f;
     f.type = FrameType::kAnnounce;
     f.dst = 1;
-    ASSERT_TRUE(hosts.fabric(0).send(1, Channel::kShort, encode(f), nullptr, 0, 0));
+    ASSERT_TRUE(hosts.fabric(0).send(1, FrameChannel::kShort, encode(f), nullptr, 0, 0));
     for (int i = 0; i < 20; ++i) EXPECT_FALSE(hosts[0].courier().arm());
     arms_once();
   }));
@@ -190,7 +190,7 @@ TEST(Ucx, MemoryIsFreeWhenAllIsDrained) {
     // (Nobody drives the receiver, so all this cannot have gone.)
     const std::vector<unsigned char> payload(300000);
     for (std::uint64_t n = 0; n < 32; ++n) {
-      ASSERT_TRUE(hosts.fabric(0).send(1, Channel::kBulk, {}, payload.data(), 300000, n));
+      ASSERT_TRUE(hosts.fabric(0).send(1, FrameChannel::kBulk, {}, payload.data(), 300000, n));
     }
     hosts.fabric(0).close(1);
     EXPECT_FALSE(hosts.fabric(0).drained(1));
@@ -306,12 +306,12 @@ TEST(Ucx, WrongMessagesAreNotBelieved) {
     }
     EXPECT_EQ(hosts[1].home().gone_count, 0u);
     // The peer itself, of a frame without its payload.
-    Frame f;
+    CourierFrame f;
     f.src = 0, f.dst = 1;
     f.bytes = 40;
     f.flag = step_flag(1, 0);
     f.tag = 7, f.group = 3;
-    ASSERT_TRUE(hosts.fabric(0).send(1, Channel::kShort, encode(f), nullptr, 0, 0));
+    ASSERT_TRUE(hosts.fabric(0).send(1, FrameChannel::kShort, encode(f), nullptr, 0, 0));
     while (hosts[1].home().gone_count == 0) {
       ASSERT_FALSE(patience.lost());
       hosts[0].courier().drive();

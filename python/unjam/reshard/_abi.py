@@ -115,6 +115,18 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "unjamReshardDestroy": (c_int, [Handle]),
+    "unjamReshardWithout": (
+        c_int,
+        [
+            Handle,
+            POINTER(c_int32),
+            c_size_t,
+            POINTER(c_char_p),
+            c_size_t,
+            c_int,
+            POINTER(Handle),
+        ],
+    ),
     "unjamReshardInfo": (c_int, [Handle, c_int, *_Text]),
     "unjamReshardRank": (c_int, [Handle, c_int, *_Text]),
     "unjamReshardCheck": (c_int, [Handle, *_Text]),

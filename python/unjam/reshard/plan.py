@@ -202,6 +202,7 @@ class Plan:
         key: str = "",
         priority: int = 0,
         callback: OnComplete | None = None,
+        stream: Any = None,
     ) -> ReshardRequest:
         """Moves the tensors, as far as this rank has to do with them. Returns at once.
 
@@ -209,30 +210,34 @@ class Plan:
         other keys, and other collectives, may be in another order on every rank.
 
         Args:
-            group: the plan's ranks are numbers in it. Of a context on the host device.
+            group: the plan's ranks are numbers in it.
             src: of each name this rank's own part, as ``plan.rank(r)["tensors"]`` has its shape:
-                NumPy arrays, torch CPU tensors or what has the buffer protocol, of any strides.
-                Raw memory (16-bit integers, bool, bytes) is taken for the plan's type. None, or
-                without entries, where the rank is not in the source mesh.
+                NumPy arrays, torch tensors or what has the buffer protocol, of any strides. On a
+                GPU: torch tensors of it, or what has ``__cuda_array_interface__``. Raw memory
+                (16-bit integers, bool, bytes) is taken for the plan's type. None, or without
+                entries, where the rank is not in the source mesh.
             dst: the same of the destination mesh; written. Its memory must not overlap that of
                 `src`.
             key: the ordering channel.
             priority: higher first, under ``order="priority"``.
             callback: ``callback(request)`` on completion, from the context's callback thread.
+            stream: on a GPU the run comes behind the work that the stream has, as of the group's
+                calls; None: torch's current stream.
 
         Returns:
-            A request; ``result()`` waits and gives `dst`.
+            A request; ``result()`` waits and gives `dst`. On a GPU its ``wait()`` lets a stream
+            wait, and ``synchronize()`` the thread.
 
         Raises:
             InvalidArgument: a tensor is missing, or not as planned; the message names tensor, rank
                 and cure. Nothing was submitted.
-            InvalidUsage: the context is on a CUDA device, or closed.
+            InvalidUsage: the context is closed.
 
         What goes wrong later is raised by the request: Mismatch if ranks have different plans
         (nothing was written then), Peer if one is gone; ``incomplete()`` names this rank's tensors
         that have not come.
         """
-        return run(self, group, src, dst, key, priority, callback)
+        return run(self, group, src, dst, key, priority, callback, stream)
 
     def without(
         self, ranks: Collection[int] = (), *, tensors: Iterable[str] = (), renumber: bool = False

@@ -1,8 +1,9 @@
-"""Plans carried out on arrays in host memory, of any strides."""
+"""Plans carried out on arrays of any strides, in host memory or on a GPU."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _arguments, _completion
-from .._devices import call_options
+from .._devices import HOST, call_options, call_stream, place_text
 from .._errors import InvalidArgument, InvalidType, InvalidUsage
 from .._lib import check, read_json
 from .._names import encode
@@ -80,6 +81,7 @@ def run(
     key: str,
     priority: int,
     callback: OnComplete | None,
+    stream: Any = None,
 ) -> ReshardRequest:
     """What :meth:`Plan.run` does."""
     if not isinstance(group, Group):
@@ -87,19 +89,21 @@ def run(
     context = group.context
     encoded = encode(key, "key")
     types = plan.dtypes()
-    sources = _parts(src, "src", {name: pair[0] for name, pair in types.items()}, context.rank)
-    wanted = _parts(dst, "dst", {name: pair[1] for name, pair in types.items()}, context.rank)
+    where = (context.rank, context._place)
+    sources = _parts(src, "src", {name: pair[0] for name, pair in types.items()}, *where)
+    wanted = _parts(dst, "dst", {name: pair[1] for name, pair in types.items()}, *where)
     priority = _arguments.integer(priority, "priority")
     if group._closed:
         raise InvalidUsage(f"{group!r} is closed: make it again, on all of its ranks")
     what = ("resharding", key, group.name)
     keep = (plan, *(part.keep for part in (*sources.values(), *wanted.values())))
-    request = ReshardRequest(context, what, dst, keep, callback)
+    queue, order = call_stream(stream, False, context._place)
+    request = ReshardRequest(context, what, dst, keep, callback, queue)
     number, address = 0, None
     if callback is not None:
         _arguments.check_callback(callback)
         number, address = _completion.register(request), _completion.ADDRESS
-    options = call_options(priority, address, number, None, 0)
+    options = call_options(priority, address, number, queue, order)
     kept: list[Any] = []
     try:
         with context._call():
@@ -148,7 +152,7 @@ def _array(parts: Mapping[str, Part], kept: list[Any]) -> tuple[Any, int]:
 
 
 def _parts(
-    given: Mapping[str, Any] | None, side: str, types: Mapping[str, DType], rank: int
+    given: Mapping[str, Any] | None, side: str, types: Mapping[str, DType], rank: int, place: int
 ) -> dict[str, Part]:
     if given is None:
         return {}
@@ -161,27 +165,30 @@ def _parts(
         if not isinstance(name, str):
             raise InvalidType(f"{side} has the name {name!r}: tensors' names are texts")
         where = f"tensor {name!r} in {side} on rank {rank}"
-        parts[name] = part_of(value, where, types.get(name), writes=side == "dst")
+        parts[name] = part_of(value, where, types.get(name), side == "dst", place)
     return parts
 
 
-def part_of(value: Any, where: str, planned: DType | None, writes: bool) -> Part:
+def part_of(value: Any, where: str, planned: DType | None, writes: bool, place: int = HOST) -> Part:
     """Looks at an array of any strides, copies nothing.
 
     Args:
-        value: a NumPy array, a torch tensor on the CPU, or what has the buffer protocol or
-            ``__array_interface__``.
+        value: a NumPy array, a torch tensor, or what has the buffer protocol,
+            ``__array_interface__`` or, on a GPU, ``__cuda_array_interface__``.
         where: what messages call it.
         planned: the plan's type, which raw memory (bytes, 16-bit integers, bool) is taken for.
         writes: it is an output.
+        place: of the context, as ``_devices`` counts places.
 
     Raises:
         InvalidType: no memory that unjam can reach.
-        InvalidArgument: read-only, or of a type that unjam does not know.
+        InvalidArgument: read-only, elsewhere, or of a type that unjam does not know.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _of_tensor(torch, value, where, planned, writes)
+        return _of_tensor(torch, value, where, planned, writes, place)
+    if place != HOST:
+        return _of_cuda_array(value, where, planned, writes, place)
     if isinstance(value, np.ndarray):
         array = value
     else:
@@ -204,11 +211,39 @@ def part_of(value: Any, where: str, planned: DType | None, writes: bool) -> Part
     return Part(address, dtype, array.shape, array.strides, (value, array))
 
 
-def _of_tensor(torch: Any, tensor: Any, where: str, planned: DType | None, writes: bool) -> Part:
-    if tensor.device.type != "cpu":
+def _of_cuda_array(value: Any, where: str, planned: DType | None, writes: bool, place: int) -> Part:
+    told = getattr(value, "__cuda_array_interface__", None)
+    if told is None:
         raise InvalidArgument(
-            f"{where} is on {tensor.device}, and runs need host memory: give a copy on the CPU "
-            "(unjam.torch.redistribute makes one)"
+            f"{where} is a {type(value).__name__}, and the rank works on {place_text(place)}: give "
+            "a tensor of that device"
+        )
+    if writes and told["data"][1]:
+        raise InvalidArgument(f"{where} is read-only, and is written: give a copy")
+    dtype = np.dtype(told["typestr"])
+    shape = tuple(told["shape"])
+    strides = told.get("strides")
+    if strides is None:  # row-major
+        strides = [dtype.itemsize * math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    return Part(
+        told["data"][0],
+        _type_of(dtype.name, dtype.itemsize, where, planned),
+        shape,
+        tuple(strides),
+        value,
+    )
+
+
+def _of_tensor(
+    torch: Any, tensor: Any, where: str, planned: DType | None, writes: bool, place: int
+) -> Part:
+    if (tensor.device.index if tensor.device.type == "cuda" else HOST) != place or (
+        tensor.device.type not in ("cpu", "cuda")
+    ):
+        cure = "x.cpu()" if place == HOST else f"x.to('{place_text(place)}')"
+        raise InvalidArgument(
+            f"{where} is on {tensor.device}, and the rank works in {place_text(place)}: give "
+            f"{cure}, or a group of a context there"
         )
     if tensor.layout is not torch.strided:
         raise InvalidType(f"{where} is a {tensor.layout} tensor: give {tensor.layout}.to_dense()")

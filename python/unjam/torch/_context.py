@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from .. import context as _context
 from .._config import make_config
+from .._devices import HOST
 from .._errors import InvalidArgument
 from ..context import Context
 from ..group import Group
@@ -17,19 +19,21 @@ from .keys import unjam_backend
 
 
 class WorldContext(Context):
-    """A job's context for CPU tensors, which the process groups own: they end it."""
+    """A job's context for CPU or CUDA tensors, which the process groups own: they end it."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, cuda: bool = False) -> None:
         self._world = world
-        handle = ctypes.c_void_p(world.host_handle)
-        super().__init__(handle, world.rank, world.size, make_config({"device": "host"}))
+        self._cuda = cuda
+        handle = ctypes.c_void_p(_handle_of(world, cuda))
+        device = {"device": "cuda" if cuda else "host"}
+        super().__init__(handle, world.rank, world.size, make_config(device))
         with _context._open_lock:  # not to be closed at exit
             _context._open.pop(self, None)
 
     # The base class looks at it, and sets it too.
     @property
     def _closed(self) -> bool:
-        return bool(self._world.host_handle != self._handle.value)
+        return bool(_handle_of(self._world, self._cuda) != self._handle.value)
 
     @_closed.setter
     def _closed(self, value: bool) -> None:
@@ -39,20 +43,25 @@ class WorldContext(Context):
         """Does nothing: process groups have it."""
 
 
+def _handle_of(world: Any, cuda: bool) -> int:
+    return int(world.cuda_handle if cuda else world.host_handle)
+
+
 # Groups by the name of a process group and its context's handle: every rank makes one of each.
 _groups: dict[tuple[str, int], Group] = {}
 
 
-def group_of(process_group: dist.ProcessGroup | Group | None) -> Group:
-    """A group of unjam's with the ranks of a process group, in their order, for CPU tensors.
+def group_of(process_group: dist.ProcessGroup | Group | None, cuda: bool = False) -> Group:
+    """A group of unjam's with the ranks of a process group, in their order.
 
     The same one each time.
 
     Args:
         process_group: one of unjam's; None: the default one. A Group is given back as it is.
+        cuda: for CUDA tensors; else for CPU tensors.
 
     Raises:
-        ValueError: it has another backend, or none is made yet.
+        ValueError: it has another backend, or none is made yet, or no GPU.
     """
     if isinstance(process_group, Group):
         return process_group
@@ -65,9 +74,14 @@ def group_of(process_group: dist.ProcessGroup | Group | None) -> Group:
         process_group = dist.group.WORLD
     assert process_group is not None
     world = unjam_backend(process_group).world()
-    handle = world.host_handle
-    if not handle:
+    if not world.host_handle:
         raise InvalidArgument("the process group was destroyed (destroy_process_group)")
+    handle = _handle_of(world, cuda)
+    if not handle:
+        raise InvalidArgument(
+            "the process group has no GPU: give init_process_group a device_id, or call "
+            "torch.cuda.set_device first, on all ranks"
+        )
     for known in [place for place, group in _groups.items() if group.context.closed]:
         del _groups[known]
     place = (process_group.group_name, handle)
@@ -76,9 +90,16 @@ def group_of(process_group: dist.ProcessGroup | Group | None) -> Group:
         # A group that has a job of its own has all its ranks.
         ranks = dist.get_process_group_ranks(process_group)
         members = list(range(world.size)) if world.size == len(ranks) else ranks
-        found = WorldContext(world).group(members, f"reshard in {process_group.group_name}")
+        context = WorldContext(world, cuda)
+        found = context.group(members, f"reshard in {process_group.group_name}")
         _groups[place] = found
     return found
+
+
+def device_of(group: Group) -> torch.device:
+    """Where the group's tensors are."""
+    place = group.context._place
+    return torch.device("cpu") if place == HOST else torch.device("cuda", place)
 
 
 def members_of(process_group: dist.ProcessGroup | Group | None) -> list[int]:

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from .._devices import HOST
 from .._errors import InvalidArgument, Timeout, UnjamError
 from .._types import ARRAY_DTYPES
 from ..group import Group
 from ..reshard import Layout, TensorSpec, placement_of
+from ._context import device_of
 
 # Types that unjam does not know travel as others of their size, and are not cast.
 _RAW = {1: torch.uint8, 2: torch.bfloat16, 4: torch.int32, 8: torch.int64}
@@ -43,7 +45,22 @@ def spec_of(tensor: torch.Tensor) -> dict[str, Any]:
         "dtype": name_of(tensor.dtype),
         "mesh": mesh,
         "placements": placements,
+        "device": tensor.device.type,
     }
+
+
+def on_gpus(group: Group, src: Mapping[str, Any], dst: Mapping[str, Any], grouped: bool) -> bool:
+    """Whether a tensor goes from GPU to GPU, or through host memory. All ranks say the same.
+
+    Args:
+        group: the one that is given, or that of the process group for CPU tensors.
+        src: what is told of it on the source side.
+        dst: the same of the destination.
+        grouped: the group is given as such: then its context says it.
+    """
+    if grouped:
+        return group.context._place != HOST
+    return src.get("device", "cpu") == dst.get("device", "cpu") == "cuda"
 
 
 def specs_of(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
@@ -192,19 +209,25 @@ def merged(
     return merged
 
 
+def _gathered(group: Group, mine: np.ndarray, key: str, limit: float | None) -> np.ndarray:
+    """All ranks' rows, in the group's memory and back."""
+    where = device_of(group)
+    rows = torch.zeros((group.size, mine.size), dtype=torch.from_numpy(mine).dtype, device=where)
+    given = torch.from_numpy(mine).to(where)
+    group.all_gather(given, rows, key=key).synchronize(limit)
+    found: np.ndarray = rows.cpu().numpy()
+    return found
+
+
 def tell(group: Group, key: str, mine: Any, limit: float | None) -> list[Any]:
     """What each rank of the group says, by rank."""
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-    sizes = np.zeros(group.size, np.int64)
     try:
-        group.all_gather(np.array([len(text)], np.int64), sizes, key=f"{key} sizes").synchronize(
-            limit
-        )
+        sizes = _gathered(group, np.array([len(text)], np.int64), f"{key} sizes", limit).ravel()
         most = int(sizes.max())
         padded = np.zeros(most, np.uint8)
         padded[: len(text)] = text
-        all_texts = np.zeros((group.size, most), np.uint8)
-        group.all_gather(padded, all_texts, key=f"{key} specs").synchronize(limit)
+        all_texts = _gathered(group, padded, f"{key} specs", limit)
     except Timeout:
         raise
     except UnjamError as error:

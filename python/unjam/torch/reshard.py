@@ -9,7 +9,8 @@
     work.wait()
 
 Ranks begin it in any order beside their other collectives: its bundles have keys of their own.
-Tensors on GPUs travel through host memory.
+Tensors that are on GPUs on both sides go from GPU to GPU; what is on a CPU on one side goes through
+host memory.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from .._devices import HOST
 from .._errors import InvalidArgument, UnjamError
+from ..group import Group
 from ..reshard import Plan, ReshardRequest, Topology, placement_of
-from ._context import group_of, limit_of, members_of
+from ._context import device_of, group_of, limit_of, members_of
 from ._reshard_specs import (
     check_callers,
     filled,
@@ -36,6 +39,7 @@ from ._reshard_specs import (
     local_part,
     merged,
     name_of,
+    on_gpus,
     same_of,
     spec_of,
     specs_of,
@@ -43,6 +47,8 @@ from ._reshard_specs import (
     tensor_of,
     text_of,
 )
+
+_HOST_WINDOW, _DEVICE_WINDOW = 32, 4
 
 ProcessGroup = Any  # of torch, or a Group; None: the default one
 
@@ -99,6 +105,7 @@ class _Numbered(NamedTuple):
     number: int
     names: list[str]
     plan: Plan
+    group: Group  # in whose memory it runs
 
 
 class Reshard:
@@ -148,23 +155,31 @@ class Reshard:
                     "state_dict, or have it in the other"
                 )
         self._plans: list[_Numbered] = []
-        by_meshes: dict[str, list[str]] = {}
+        by_meshes: dict[tuple[str, bool], list[str]] = {}
         for name in sorted(self._src):
-            pair = json.dumps([self._src[name]["mesh"], self._dst[name]["mesh"]])
-            by_meshes.setdefault(pair, []).append(name)
-        for number, (_, names) in enumerate(sorted(by_meshes.items())):
-            plan = self._plan(names, members, topology, max_bytes)
-            self._plans.append(_Numbered(number, names, plan))
+            src, dst = self._src[name], self._dst[name]
+            on_gpu = on_gpus(self._group, src, dst, isinstance(group, Group))
+            pair = json.dumps([src["mesh"], dst["mesh"]])
+            by_meshes.setdefault((pair, on_gpu), []).append(name)
+        for number, ((_, on_gpu), names) in enumerate(sorted(by_meshes.items())):
+            where = group_of(group, on_gpu)
+            plan = self._plan(names, members, topology, max_bytes, _window(where))
+            self._plans.append(_Numbered(number, names, plan, where))
 
     def _plan(
-        self, names: Sequence[str], members: Sequence[int], topology: Topology | None, most: int
+        self,
+        names: Sequence[str],
+        members: Sequence[int],
+        topology: Topology | None,
+        most: int,
+        window: int,
     ) -> Plan:
         src, dst = (
             layout_of(side[names[0]], members, where)
             for side, where in ((self._src, "source"), (self._dst, "destination"))
         )
         tensors = {name: tensor_of(name, self._src[name], self._dst[name]) for name in names}
-        return Plan(src, dst, tensors, topology, max_bytes=most)
+        return Plan(src, dst, tensors, topology, max_bytes=most, window=window)
 
     @staticmethod
     def describe(
@@ -295,10 +310,10 @@ class Reshard:
         part = copy.copy(self)
         part._key = self._key if key is None else key
         part._plans = []
-        for number, own, plan in self._plans:
-            left = [name for name in own if name in set(names)]
+        for each in self._plans:
+            left = [name for name in each.names if name in set(names)]
             if left:
-                part._plans.append(_Numbered(number, left, make(plan, left)))
+                part._plans.append(each._replace(names=left, plan=make(each.plan, left)))
         return part
 
     @property
@@ -328,23 +343,26 @@ class Reshard:
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         # All of it before something is submitted.
         calls = []
-        for number, names, plan in self._plans:
-            given = src if plan.has(self._group.rank, "src") else None
+        for each in self._plans:
+            device = device_of(each.group)
+            given = src if each.plan.has(self._group.rank, "src") else None
             mine = {
-                name: _on_host(local_part(given[name])) for name in names if given and name in given
+                name: local_part(given[name]).to(device)
+                for name in each.names
+                if given and name in given
             }
             wanted = {}
-            for name in names:
-                if not dst or name not in dst or not plan.has(self._group.rank, "dst"):
+            for name in each.names:
+                if not dst or name not in dst or not each.plan.has(self._group.rank, "dst"):
                     continue
                 target = local_part(dst[name])
-                wanted[name] = target if target.device.type == "cpu" else _empty_as(target)
+                wanted[name] = _there(target, device)
                 if wanted[name] is not target:
                     copies.append((target, wanted[name]))
-            calls.append((number, plan, mine, wanted))
-        for number, plan, mine, wanted in calls:
-            key = self._key if number == 0 else f"{self._key}/{number}"
-            requests.append(plan.run(self._group, src=mine, dst=wanted, key=key))
+            calls.append((each, mine, wanted))
+        for each, mine, wanted in calls:
+            key = self._key if each.number == 0 else f"{self._key}/{each.number}"
+            requests.append(each.plan.run(each.group, src=mine, dst=wanted, key=key))
         return ReshardWork(requests, copies, self._limit)
 
     def _check(
@@ -445,6 +463,7 @@ def _destination(
         "dtype": name_of(dtype),
         "mesh": mesh.mesh.tolist(),
         "placements": [str(placement_of(each)) for each in placements],
+        "device": mesh.device_type,
     }
 
 
@@ -466,7 +485,9 @@ def _move(
         raise InvalidArgument("no rank has called redistribute: those of the source mesh do")
     found = same_of(sources, "the source")
     check_callers(found["mesh"], sources, "the tensor")
-    plan = _one_plan(json.dumps(found), json.dumps(wanted), tuple(members))
+    own = group_of(group, on_gpus(own, found, wanted, isinstance(group, Group)))
+    where = device_of(own)
+    plan = _one_plan(json.dumps(found), json.dumps(wanted), tuple(members), _window(own))
     target = None
     if members[own.rank] in np.ravel(wanted["mesh"]).tolist():
         local = plan.rank(own.rank)["tensors"][0]["dst"]
@@ -476,10 +497,10 @@ def _move(
     out = {}
     if target is not None:
         local = local_part(target)
-        out["tensor"] = local if local.device.type == "cpu" else _empty_as(local)
+        out["tensor"] = _there(local, where)
         if out["tensor"] is not local:
             copies.append((local, out["tensor"]))
-    src = {} if tensor is None else {"tensor": _on_host(local_part(tensor))}
+    src = {} if tensor is None else {"tensor": local_part(tensor).to(where)}
     request = plan.run(own, src=src, dst=out, key=key)
     ReshardWork([request], copies, limit).wait()
     if target is None:
@@ -493,19 +514,21 @@ def _move(
 
 
 @functools.lru_cache(maxsize=256)
-def _one_plan(source: str, wanted: str, members: tuple[int, ...]) -> Plan:
+def _one_plan(source: str, wanted: str, members: tuple[int, ...], window: int) -> Plan:
     src, dst = json.loads(source), json.loads(wanted)
     layouts = layout_of(src, members, "source"), layout_of(dst, members, "destination")
-    return Plan(*layouts, {"tensor": tensor_of("tensor", src, dst)})
+    return Plan(*layouts, {"tensor": tensor_of("tensor", src, dst)}, window=window)
+
+
+def _window(group: Group) -> int:
+    """Bundles under way at once: on GPUs a few large ones are faster, with as much staging."""
+    return _DEVICE_WINDOW if group.context._place != HOST else _HOST_WINDOW
 
 
 def _device(kind: str) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
-def _on_host(part: torch.Tensor) -> torch.Tensor:
-    return part if part.device.type == "cpu" else part.cpu()
-
-
-def _empty_as(part: torch.Tensor) -> torch.Tensor:
-    return torch.empty(part.shape, dtype=part.dtype)
+def _there(part: torch.Tensor, where: torch.device) -> torch.Tensor:
+    """The part, or, if it is elsewhere, memory for what comes."""
+    return part if part.device == where else torch.empty(part.shape, dtype=part.dtype, device=where)

@@ -1,14 +1,12 @@
 #include "device/host/boxes.h"
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <limits>
-#include <type_traits>
 #include <utility>
 
 #include "base/float_types.h"
+#include "device/cast.h"
 
 namespace unjam {
 namespace {
@@ -18,37 +16,6 @@ template <class... Ts>
 struct List {};
 using Elements = List<std::int8_t, std::uint8_t, std::int32_t, std::uint32_t, std::int64_t,
                       std::uint64_t, Float16, Bfloat16, float, double, Float8E4M3, Float8E5M2>;
-
-// What an element is reckoned with: itself, but for the narrow floats.
-template <class T>
-auto wide(T x) {
-  if constexpr (std::is_arithmetic_v<T>) {
-    return x;
-  } else {
-    return to_float(x);
-  }
-}
-
-// Not a plain cast: of a value that the type cannot hold that is undefined.
-template <class I, class F>
-I to_integer(F x) {
-  if (std::isnan(x)) return 0;
-  if (x <= static_cast<F>(std::numeric_limits<I>::min())) return std::numeric_limits<I>::min();
-  if (x >= static_cast<F>(std::numeric_limits<I>::max())) return std::numeric_limits<I>::max();
-  return static_cast<I>(x);
-}
-
-template <class To, class From>
-To convert(From from) {
-  const auto x = wide(from);
-  if constexpr (!std::is_arithmetic_v<To>) {
-    return from_float<To>(static_cast<float>(x));
-  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<decltype(x)>) {
-    return to_integer<To>(x);
-  } else {
-    return static_cast<To>(x);
-  }
-}
 
 using Row = void (*)(const std::uint8_t* from, std::int64_t from_stride, std::uint8_t* to,
                      std::int64_t to_stride, std::int64_t n);
@@ -103,54 +70,15 @@ Row row_of(DType from, DType to) {
   }
 }
 
-struct Dim {
-  std::int64_t size = 1, from = 0, to = 0;
-};
-
-// Without dimensions of one element; those that lie one behind the other at both places are one.
-std::vector<Dim> merged(const BoxPlace& from, const BoxPlace& to,
-                        const std::vector<std::int64_t>& size) {
-  std::vector<Dim> dims;
-  for (std::size_t d = 0; d < size.size(); ++d) {
-    if (size[d] == 1) continue;
-    const Dim inner{size[d], from.strides[d], to.strides[d]};
-    if (!dims.empty() && dims.back().from == inner.from * inner.size &&
-        dims.back().to == inner.to * inner.size) {
-      dims.back() = {dims.back().size * inner.size, inner.from, inner.to};
-    } else {
-      dims.push_back(inner);
-    }
-  }
-  return dims;
-}
-
 }  // namespace
-
-std::vector<std::int64_t> row_major(const std::vector<std::int64_t>& size, DType dtype) {
-  std::vector<std::int64_t> strides(size.size());
-  std::int64_t bytes = dtype_bytes(dtype);
-  for (std::size_t d = size.size(); d-- > 0;) {
-    strides[d] = bytes;
-    bytes *= size[d];
-  }
-  return strides;
-}
-
-bool is_contiguous(const BoxPlace& place, const std::vector<std::int64_t>& size) {
-  const std::vector<std::int64_t> dense = row_major(size, place.dtype);
-  for (std::size_t d = 0; d < size.size(); ++d) {
-    if (size[d] != 1 && place.strides[d] != dense[d]) return false;
-  }
-  return true;
-}
 
 void copy_box(const BoxPlace& from, const BoxPlace& to, const std::vector<std::int64_t>& size) {
   for (const std::int64_t n : size) {
     if (n == 0) return;
   }
-  std::vector<Dim> dims = merged(from, to, size);
+  std::vector<BoxDim> dims = merged_dims(from, to, size);
   const Row row = row_of(from.dtype, to.dtype);
-  Dim inner{1, dtype_bytes(from.dtype), dtype_bytes(to.dtype)};
+  BoxDim inner{1, dtype_bytes(from.dtype), dtype_bytes(to.dtype)};
   if (!dims.empty()) {
     inner = dims.back();
     dims.pop_back();
@@ -162,7 +90,7 @@ void copy_box(const BoxPlace& from, const BoxPlace& to, const std::vector<std::i
     row(in, inner.from, out, inner.to, inner.size);
     std::size_t d = dims.size();
     for (; d > 0; --d) {
-      const Dim& dim = dims[d - 1];
+      const BoxDim& dim = dims[d - 1];
       in += dim.from;
       out += dim.to;
       if (++at[d - 1] < dim.size) break;

@@ -10,24 +10,13 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/pause.h"
+#include "device/host/lane_bell.h"
 #include "device/host/leaves.h"
 #include "engine/engine.h"
 #include "engine/lease.h"
+#include "transport/network/courier_driver.h"
 
 namespace unjam {
-
-namespace {
-
-// Who sleeps on a lane's doorbell, see futex.h.
-constexpr std::uint32_t kTakerSleeps = 1, kHolderSleeps = 2;
-
-void wake_sleeper(std::uint32_t& doorbell, Wake who) {
-  if (who != Wake::kNobody) {
-    futex_wake_all(doorbell, who == Wake::kHolder ? kHolderSleeps : kTakerSleeps);
-  }
-}
-
-}  // namespace
 
 struct HostDaemon::Lane {
   std::uint32_t index = 0;
@@ -141,8 +130,17 @@ class HostDev {
   }
 
   void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
-    std::uint32_t& word = doorbell(rank, lane);
-    wake_sleeper(word, doorbell_ring(word, what));
+    ring_lane(doorbell(rank, lane), what);
+  }
+  // What is for a rank on another host a courier takes there, and rings.
+  bool posted(std::uint32_t rank, std::uint32_t lane, const PublishedWord& word) {
+    return options_.network != nullptr &&
+           options_.network->posted(rank_.lanes[lane_].transport.rank, lane, rank, word);
+  }
+  void marked(std::uint32_t rank, std::uint32_t lane) {
+    if (options_.network != nullptr) {
+      options_.network->marked(rank_.lanes[lane_].transport.rank, lane, rank);
+    }
   }
   void ring_own_lanes() {
     for (std::uint32_t l = 0; l < rank_.num_lanes; ++l) {
@@ -250,6 +248,12 @@ class HostDev {
   std::uint32_t epoch_ = 0;
   std::uint32_t interest_ = 0;
 };
+
+// Hooks that the engine finds by their names.
+static_assert(requires(HostDev& dev, const PublishedWord& word) {
+  { dev.posted(0u, 0u, word) } -> std::same_as<bool>;
+  dev.marked(0u, 0u);
+});
 
 // A thread from outside, for as long as it is here. Both it and stop() change one word, so either
 // stop() waits for it or it finds the daemon stopped.
@@ -460,10 +464,7 @@ void HostDaemon::cancel(std::uint16_t slot) {
   store_release<std::uint32_t>(rank_.cancelled[slot], 1);
 }
 
-void HostDaemon::ring(std::uint32_t lane) {
-  std::uint32_t& doorbell = *lanes_[lane]->doorbell;
-  wake_sleeper(doorbell, doorbell_ring(doorbell, RingFor::kWork));
-}
+void HostDaemon::ring(std::uint32_t lane) { ring_lane(*lanes_[lane]->doorbell, RingFor::kWork); }
 
 void HostDaemon::ring_all() {
   for (std::uint32_t l = 0; l < rank_.num_lanes; ++l) ring(l);

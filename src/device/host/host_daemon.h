@@ -22,11 +22,14 @@
 
 namespace unjam {
 
+class CourierDriver;
+
 struct HostDaemonOptions {
   unsigned block_threads = 1;
   std::uint64_t delay_seed = 0;  // 0: no injected delays
   std::uint32_t delay_max_us = 50;
-  bool help = true;  // threads from outside may run engines
+  bool help = true;                  // threads from outside may run engines
+  CourierDriver* network = nullptr;  // null: all ranks are on this host
   // To be called, without a lock, when an engine has run: its lane may want more of rooms.
   std::function<void()> look_at_wishes;
 };

@@ -31,8 +31,8 @@ constexpr std::uint64_t step_from(std::uint64_t from, std::uint64_t modulo) {
 static_assert((kSlotHeaders & (kSlotHeaders - 1)) == 0, "differences wrap");
 
 // Fabric cookies.
-constexpr std::uint64_t cookie_of(std::uint64_t route, std::uint32_t connector, Channel channel,
-                                  std::uint64_t step) {
+constexpr std::uint64_t cookie_of(std::uint64_t route, std::uint32_t connector,
+                                  FrameChannel channel, std::uint64_t step) {
   return route << 32 | std::uint64_t{connector} << 16 | static_cast<std::uint64_t>(channel) << 8 |
          step % kSlotHeaders;
 }
@@ -42,9 +42,12 @@ constexpr std::uint64_t cookie_of(std::uint64_t route, std::uint32_t connector, 
 // ---- memory ----
 
 std::size_t Courier::memory_bytes(const CourierSettings& s) {
-  std::uint64_t here = 0;
-  for (std::uint32_t r = 0; r < s.shape.ranks; ++r) here += s.process_of[r] == s.self ? 1 : 0;
-  const std::uint64_t elsewhere = s.shape.ranks - here;
+  std::uint64_t here = 0, elsewhere = 0;
+  for (std::uint32_t r = 0; r < s.shape.ranks; ++r) {
+    const bool is_here = s.process_of[r] == s.self;
+    here += is_here ? 1 : 0;
+    elsewhere += is_here || s.process_of[r] == kBeside ? 0 : 1;
+  }
   Carver count(nullptr);
   count.take<std::uint16_t>(s.shape.ranks);
   count.take<Route>(here * elsewhere * s.shape.lanes);
@@ -68,7 +71,8 @@ std::size_t Courier::memory_bytes(const CourierSettings& s) {
 void Courier::carve(Carver& carver) {
   index_ = carver.take<std::uint16_t>(shape_.ranks);
   for (std::uint32_t r = 0; r < shape_.ranks; ++r) {
-    index_[r] = static_cast<std::uint16_t>(is_remote(r) ? elsewhere_++ : here_++);
+    if (is_here(r)) index_[r] = static_cast<std::uint16_t>(here_++);
+    if (is_remote(r)) index_[r] = static_cast<std::uint16_t>(elsewhere_++);
   }
   num_routes_ = here_ * elsewhere_ * shape_.lanes;
   routes_ = carver.take<Route>(num_routes_);
@@ -90,7 +94,7 @@ Courier::Courier(const CourierSettings& s, unsigned char* memory, Fabric& fabric
   Carver carver(memory);
   carve(carver);
   for (std::uint32_t r = 0; r < shape_.ranks; ++r) {
-    if (is_remote(r)) continue;
+    if (!is_here(r)) continue;
     for (std::uint32_t q = 0; q < shape_.ranks; ++q) {
       if (!is_remote(q)) continue;
       for (std::uint32_t l = 0; l < shape_.lanes; ++l) {
@@ -241,8 +245,8 @@ void Courier::queue_credit(Route& r, std::uint32_t i) {
 
 // ---- sending ----
 
-bool Courier::send_head(std::uint32_t p, const Frame& frame) {
-  if (!fabric_.send(p, Channel::kShort, encode(frame), nullptr, 0, 0)) return false;
+bool Courier::send_head(std::uint32_t p, const CourierFrame& frame) {
+  if (!fabric_.send(p, FrameChannel::kShort, encode(frame), nullptr, 0, 0)) return false;
   ++counts_.sent;
   if (frame.type != FrameType::kBye) ++peers_[p].sent;
   return true;
@@ -259,8 +263,8 @@ bool Courier::speak(std::uint32_t p) {
     room = send_credits(r) && send_unlists(r);
   }
   if (room) room = send_announcements(p);
-  if (room) send_steps(peer, p, Channel::kShort);
-  send_steps(peer, p, Channel::kBulk);
+  if (room) send_steps(peer, p, FrameChannel::kShort);
+  send_steps(peer, p, FrameChannel::kBulk);
   const bool moved = peer.sent != before;
   if (load_acquire(peer.leaves) != 0) send_bye(p);
   return moved;
@@ -268,11 +272,11 @@ bool Courier::speak(std::uint32_t p) {
 
 bool Courier::send_credits(Route& r) {
   while (r.credits.head != kNone) {
-    Frame f;
+    CourierFrame f;
     f.type = FrameType::kCredits;
     f.src = r.rank, f.dst = r.peer;
     f.lane = static_cast<std::uint8_t>(r.lane);
-    for (std::uint32_t i = r.credits.head; i != kNone && f.count < Frame::kMostCredits;
+    for (std::uint32_t i = r.credits.head; i != kNone && f.count < CourierFrame::kMostCredits;
          i = r.in[i].next) {
       f.connectors[f.count] = static_cast<std::uint16_t>(i);
       f.consumed[f.count++] = consumed(r, i);
@@ -292,7 +296,7 @@ bool Courier::send_unlists(Route& r) {
     const std::uint32_t i = r.unlists.head;
     Out& out = r.out[i];
     if (out.unlists) {
-      Frame f;
+      CourierFrame f;
       f.type = FrameType::kUnlist;
       f.src = r.rank, f.dst = r.peer;
       f.lane = static_cast<std::uint8_t>(r.lane);
@@ -316,7 +320,7 @@ bool Courier::send_announcements(std::uint32_t p) {
     for (std::uint32_t place = 0; place < kAnnouncements; ++place) {
       const std::uint64_t word = load_relaxed(a.mirror[place]);
       if (word == a.sent[place]) continue;
-      Frame f;
+      CourierFrame f;
       f.type = FrameType::kAnnounce;
       f.dst = a.home;
       f.location = place;
@@ -331,7 +335,7 @@ bool Courier::send_announcements(std::uint32_t p) {
 
 // Routes take turns: each may send as many bytes as the longest slot has, and keeps what is left
 // for its next turn while it has something to send.
-bool Courier::send_steps(Peer& peer, std::uint32_t p, Channel channel) {
+bool Courier::send_steps(Peer& peer, std::uint32_t p, FrameChannel channel) {
   const auto c = static_cast<std::size_t>(channel);
   const std::uint32_t turn =
       std::max({shape_.guaranteed_slot_bytes, shape_.pool_slot_bytes, kShortBytes});
@@ -365,14 +369,14 @@ bool Courier::send_steps(Peer& peer, std::uint32_t p, Channel channel) {
 // The connector's next step, which is posted. Nobody consumes it before it is sent, so the lane
 // leaves all of it as it is: its header and slot, and the connector to its owner. What it has
 // stored about them was acquired with the count of what was posted.
-bool Courier::send_step(Route& r, std::uint32_t i, Channel channel, std::uint32_t bytes) {
+bool Courier::send_step(Route& r, std::uint32_t i, FrameChannel channel, std::uint32_t bytes) {
   Peer& peer = peers_[r.process];
   std::uint64_t& under_way = peer.under_way[static_cast<std::size_t>(channel)];
   if (under_way != 0 && under_way + bytes > window_) return false;
   Out& out = r.out[i];
   SlotHeader& h = LaneTransport::header_of(steps(r.mirror, r.lane, i), out.sent);
   DirectoryEntry& entry = entries(r.mirror)[i];
-  Frame f;
+  CourierFrame f;
   f.src = r.rank, f.dst = r.peer;
   f.lane = static_cast<std::uint8_t>(r.lane);
   f.connectors[0] = static_cast<std::uint16_t>(i);
@@ -431,7 +435,7 @@ void Courier::send_bye(std::uint32_t p) {
   // What was posted before leave() is seen now.
   for (std::uint32_t k = 0; k < peer.count; ++k) look(routes_[by_process_[peer.first + k]]);
   if (!idle(peer)) return;
-  Frame f;
+  CourierFrame f;
   f.type = FrameType::kBye;
   f.step = peer.sent;
   peer.has_left = send_head(p, f);

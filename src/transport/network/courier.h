@@ -73,10 +73,14 @@ class CourierHome {
                        std::uint64_t announced) = 0;
 };
 
+// In the place of the number of a process that is another one of this host: its ranks share memory
+// with those here, and are none of a courier's business.
+inline constexpr std::uint16_t kBeside = 0xffff;
+
 struct CourierSettings {
   ArenaShape shape;
   std::uint32_t processes = 1, self = 0;
-  const std::uint16_t* process_of = nullptr;     // [ranks]
+  const std::uint16_t* process_of = nullptr;     // [ranks], or kBeside
   unsigned char* const* const* bases = nullptr;  // [ranks], of those here: LaneTransport::bases
   std::uint64_t window = 512 << 10;  // bytes that a peer's carrier is given at once, a channel
 };
@@ -98,8 +102,11 @@ class Courier final : public FabricSink {
 
   // ---- for lanes of a rank here ----
 
-  bool is_remote(std::uint32_t rank) const { return process_of_[rank] != self_; }
-  // Device's posted(). False: the peer is here.
+  bool is_here(std::uint32_t rank) const { return process_of_[rank] == self_; }
+  bool is_remote(std::uint32_t rank) const {
+    return !is_here(rank) && process_of_[rank] != kBeside;
+  }
+  // Device's posted(). False: the peer is on this host.
   bool posted(std::uint32_t rank, std::uint32_t lane, std::uint32_t peer,
               const PublishedWord& word);
   void marked(std::uint32_t rank, std::uint32_t lane, std::uint32_t peer);
@@ -214,26 +221,26 @@ class Courier final : public FabricSink {
   bool look();
   bool look(Route& r);
   bool speak(std::uint32_t p);
-  bool send_steps(Peer& peer, std::uint32_t p, Channel channel);
-  bool send_step(Route& r, std::uint32_t i, Channel channel, std::uint32_t bytes);
+  bool send_steps(Peer& peer, std::uint32_t p, FrameChannel channel);
+  bool send_step(Route& r, std::uint32_t i, FrameChannel channel, std::uint32_t bytes);
   bool send_credits(Route& r);
   bool send_unlists(Route& r);
   bool send_announcements(std::uint32_t p);
   void send_bye(std::uint32_t p);
   bool idle(const Peer& peer) const;
-  bool send_head(std::uint32_t p, const Frame& frame);
+  bool send_head(std::uint32_t p, const CourierFrame& frame);
 
   void queue_steps(Route& r, std::uint32_t i);
   void queue_credit(Route& r, std::uint32_t i);
   void end_listing(Route& r, std::uint32_t but, std::uint64_t tag);
   void show(Route& r, std::uint32_t i);
 
-  Route* checked_route(std::uint32_t p, const Frame& f) const;
-  const char* refusal(Route& r, const Frame& f, bool* drop);
-  void put_data(Route& r, const Frame& f);
-  const char* put(std::uint32_t p, const Frame& f);
-  const char* put_unlist(Route& r, const Frame& f);
-  void put_announcement(const Frame& f);
+  Route* checked_route(std::uint32_t p, const CourierFrame& f) const;
+  const char* refusal(Route& r, const CourierFrame& f, bool* drop);
+  void put_data(Route& r, const CourierFrame& f);
+  const char* put(std::uint32_t p, const CourierFrame& f);
+  const char* put_unlist(Route& r, const CourierFrame& f);
+  void put_announcement(const CourierFrame& f);
   void list(Route& r, std::uint32_t i);
   void leave_place(Route& r, In& in);
   std::uint64_t consumed(Route& r, std::uint32_t i);

@@ -29,8 +29,8 @@ std::uint64_t Courier::consumed(Route& r, std::uint32_t i) {
   return std::max(load_acquire(cells(r.mirror)[i].consumed), r.in[i].given_up);
 }
 
-Courier::Route* Courier::checked_route(std::uint32_t p, const Frame& f) const {
-  if (is_remote(f.dst) || process_of_[f.src] != p) return nullptr;
+Courier::Route* Courier::checked_route(std::uint32_t p, const CourierFrame& f) const {
+  if (!is_here(f.dst) || process_of_[f.src] != p) return nullptr;
   return route(f.dst, f.src, f.lane);
 }
 
@@ -38,7 +38,7 @@ Landing Courier::land(std::uint32_t p, const FrameBytes& head) {
   Landing to;
   to.refused = true;
   if (peers_[p].state != State::kOpen) return to;
-  Frame f;
+  CourierFrame f;
   const char* why = decode(head, shape_, &f);
   if (why == nullptr && f.type == FrameType::kData) {
     Route* const r = checked_route(p, f);
@@ -62,7 +62,7 @@ Landing Courier::land(std::uint32_t p, const FrameBytes& head) {
 
 // Why a step has no place here that its sender owns; nullptr: it has one, which is now claimed, or
 // is to be dropped. The invariant: see courier.h.
-const char* Courier::refusal(Route& r, const Frame& f, bool* drop) {
+const char* Courier::refusal(Route& r, const CourierFrame& f, bool* drop) {
   const std::uint32_t i = f.connectors[0];
   In& in = r.in[i];
   const std::uint64_t mine = consumed(r, i);
@@ -101,7 +101,7 @@ const char* Courier::refusal(Route& r, const Frame& f, bool* drop) {
 void Courier::arrived(std::uint32_t p, const FrameBytes& head, std::uint64_t cookie) {
   Peer& peer = peers_[p];
   if (peer.state != State::kOpen) return;
-  Frame f;
+  CourierFrame f;
   const char* why = decode(head, shape_, &f);
   ++counts_.came;
   if (f.type != FrameType::kBye) ++peer.came;
@@ -120,14 +120,14 @@ void Courier::arrived(std::uint32_t p, const FrameBytes& head, std::uint64_t coo
   }
 }
 
-const char* Courier::put(std::uint32_t p, const Frame& f) {
+const char* Courier::put(std::uint32_t p, const CourierFrame& f) {
   if (f.type == FrameType::kBye) {
     if (peers_[p].bye != ~std::uint64_t{0} || f.step < peers_[p].came) return "a wrong good-bye";
     peers_[p].bye = f.step;  // when all of them are here, nothing more is heard
     return nullptr;
   }
   if (f.type == FrameType::kAnnounce) {
-    if (is_remote(f.dst)) return "an announcement for another process";
+    if (!is_here(f.dst)) return "an announcement for another process";
     put_announcement(f);
     return nullptr;
   }
@@ -151,7 +151,7 @@ const char* Courier::put(std::uint32_t p, const Frame& f) {
 }
 
 // The payload is there.
-void Courier::put_data(Route& r, const Frame& f) {
+void Courier::put_data(Route& r, const CourierFrame& f) {
   const std::uint32_t i = f.connectors[0];
   In& in = r.in[i];
   if (!in.listed && !in.ended) list(r, i);
@@ -217,7 +217,7 @@ void Courier::leave_place(Route& r, In& in) {
   if ((load_relaxed(word) & kPlaceConnector) == i + 1) store_relaxed(word, std::uint64_t{0});
 }
 
-const char* Courier::put_unlist(Route& r, const Frame& f) {
+const char* Courier::put_unlist(Route& r, const CourierFrame& f) {
   const std::uint32_t i = f.connectors[0];
   In& in = r.in[i];
   if (!in.begun || f.base > in.base) return "the end of a listing that was none";
@@ -236,7 +236,7 @@ const char* Courier::put_unlist(Route& r, const Frame& f) {
 }
 
 // See announcement.h.
-void Courier::put_announcement(const Frame& f) {
+void Courier::put_announcement(const CourierFrame& f) {
   std::uint64_t& place =
       reinterpret_cast<std::uint64_t*>(bases_[f.dst][f.dst] + shape_.announcements())[f.location];
   const std::uint64_t word = f.step;

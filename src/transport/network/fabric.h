@@ -20,7 +20,7 @@
 namespace unjam {
 
 // Frames of short payloads are not to stand behind long ones.
-enum class Channel : std::uint8_t { kShort, kBulk };
+enum class FrameChannel : std::uint8_t { kShort, kBulk };
 inline constexpr std::uint32_t kChannels = 2;
 
 // Memory in which payloads lie and land. Carriers may have to tell a network of it beforehand.
@@ -60,7 +60,7 @@ class Fabric {
   // Copies the head. Reads the payload until sent(cookie), of which there is one for each frame
   // with a payload, from a later poll(). False: no room now, nothing has changed. What is wrong
   // with a connection is told by poll().
-  virtual bool send(std::uint32_t peer, Channel channel, const FrameBytes& head,
+  virtual bool send(std::uint32_t peer, FrameChannel channel, const FrameBytes& head,
                     const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) = 0;
   // Moves what can be moved now. Whether it has moved anything.
   virtual bool poll(FabricSink& sink) = 0;

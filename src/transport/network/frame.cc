@@ -24,7 +24,7 @@ T get(const FrameBytes& from, std::uint32_t at) {
   return value;
 }
 
-const char* check_data(const Frame& f, const ArenaShape& shape) {
+const char* check_data(const CourierFrame& f, const ArenaShape& shape) {
   if (f.tag == kTagUnused) return "a slice of no key";
   if (f.step < f.base) return "a slice from before its key";
   const bool borrowed = f.location != 0;
@@ -40,7 +40,7 @@ const char* check_data(const Frame& f, const ArenaShape& shape) {
 
 }  // namespace
 
-FrameBytes encode(const Frame& f) {
+FrameBytes encode(const CourierFrame& f) {
   FrameBytes out;
   put(out, 0, kMagic);
   put(out, 1, static_cast<std::uint8_t>(f.type));
@@ -50,7 +50,7 @@ FrameBytes encode(const Frame& f) {
   put(out, 6, f.dst);
   put(out, 8, f.bytes);
   put(out, 12, f.location);
-  for (std::uint32_t i = 0; i < Frame::kMostCredits; ++i) {
+  for (std::uint32_t i = 0; i < CourierFrame::kMostCredits; ++i) {
     put(out, kFirstConnector + 2 * i, f.connectors[i]);
   }
   const bool credits = f.type == FrameType::kCredits;
@@ -61,8 +61,8 @@ FrameBytes encode(const Frame& f) {
   return out;
 }
 
-const char* decode(const FrameBytes& bytes, const ArenaShape& shape, Frame* frame) {
-  Frame& f = *frame;
+const char* decode(const FrameBytes& bytes, const ArenaShape& shape, CourierFrame* frame) {
+  CourierFrame& f = *frame;
   f = {};
   if (bytes.bytes[0] != kMagic) return "something that is no frame";
   const auto type = get<std::uint8_t>(bytes, 1);
@@ -77,7 +77,7 @@ const char* decode(const FrameBytes& bytes, const ArenaShape& shape, Frame* fram
   f.dst = get<std::uint16_t>(bytes, 6);
   f.bytes = get<std::uint32_t>(bytes, 8);
   f.location = get<std::uint32_t>(bytes, 12);
-  for (std::uint32_t i = 0; i < Frame::kMostCredits; ++i) {
+  for (std::uint32_t i = 0; i < CourierFrame::kMostCredits; ++i) {
     f.connectors[i] = get<std::uint16_t>(bytes, kFirstConnector + 2 * i);
   }
   std::uint64_t words[kWords];
@@ -85,7 +85,7 @@ const char* decode(const FrameBytes& bytes, const ArenaShape& shape, Frame* fram
     words[i] = get<std::uint64_t>(bytes, kFirstWord + 8 * i);
   }
   if (f.type == FrameType::kCredits) {
-    for (std::uint32_t i = 0; i < Frame::kMostCredits; ++i) f.consumed[i] = words[i];
+    for (std::uint32_t i = 0; i < CourierFrame::kMostCredits; ++i) f.consumed[i] = words[i];
   } else {
     f.step = words[0], f.flag = words[1], f.tag = words[2], f.base = words[3];
   }
@@ -93,18 +93,18 @@ const char* decode(const FrameBytes& bytes, const ArenaShape& shape, Frame* fram
 
   // What the type does not use is 0: encode() makes the same bytes of what was read, so no bit of a
   // frame goes unread.
-  Frame used;
+  CourierFrame used;
   used.type = f.type;
   if (f.type != FrameType::kBye) used.dst = f.dst;
   switch (f.type) {
     case FrameType::kData:
       used = f;
       used.count = 0;
-      for (std::uint32_t i = 1; i < Frame::kMostCredits; ++i) used.connectors[i] = 0;
+      for (std::uint32_t i = 1; i < CourierFrame::kMostCredits; ++i) used.connectors[i] = 0;
       break;
     case FrameType::kCredits:
       used.lane = f.lane, used.src = f.src, used.count = f.count;
-      if (f.count == 0 || f.count > Frame::kMostCredits) return "credits of a wrong number";
+      if (f.count == 0 || f.count > CourierFrame::kMostCredits) return "credits of a wrong number";
       for (std::uint32_t i = 0; i < f.count; ++i) {
         used.connectors[i] = f.connectors[i], used.consumed[i] = f.consumed[i];
       }
@@ -132,7 +132,7 @@ const char* decode(const FrameBytes& bytes, const ArenaShape& shape, Frame* fram
   }
   if (f.src >= shape.ranks || f.src == f.dst) return "a frame of no rank";
   if (f.lane >= shape.lanes) return "a frame for no lane";
-  for (std::uint32_t i = 0; i < Frame::kMostCredits; ++i) {
+  for (std::uint32_t i = 0; i < CourierFrame::kMostCredits; ++i) {
     if (f.connectors[i] >= shape.connectors) return "a frame for no connector";
   }
   if (f.type == FrameType::kUnlist && f.tag == kTagUnused) return "a frame of no key";

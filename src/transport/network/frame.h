@@ -24,7 +24,7 @@ struct FrameBytes {
 
 enum class FrameType : std::uint8_t { kData = 1, kCredits, kUnlist, kAnnounce, kBye };
 
-struct Frame {
+struct CourierFrame {
   static constexpr std::uint32_t kMostCredits = 4;
 
   FrameType type = FrameType::kData;
@@ -43,13 +43,13 @@ struct Frame {
   std::uint64_t consumed[kMostCredits] = {};    // kCredits
 };
 
-FrameBytes encode(const Frame& frame);
+FrameBytes encode(const CourierFrame& frame);
 
 // What the bytes say, and what is wrong with that as far as the shape alone tells: nullptr, or a
 // text. Whoever gets a text must not look at the frame.
-const char* decode(const FrameBytes& bytes, const ArenaShape& shape, Frame* frame);
+const char* decode(const FrameBytes& bytes, const ArenaShape& shape, CourierFrame* frame);
 
-inline std::uint32_t payload_bytes(const Frame& frame) {
+inline std::uint32_t payload_bytes(const CourierFrame& frame) {
   return frame.type == FrameType::kData ? frame.bytes : 0;
 }
 

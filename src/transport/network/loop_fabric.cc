@@ -56,7 +56,7 @@ std::uint32_t LoopFabric::choose(LoopOptions::Choice what, std::uint32_t n) cons
   return o.choose == nullptr ? 0 : o.choose(o.context, what, n);
 }
 
-bool LoopFabric::send(std::uint32_t peer, Channel channel, const FrameBytes& head,
+bool LoopFabric::send(std::uint32_t peer, FrameChannel channel, const FrameBytes& head,
                       const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) {
   const LoopOptions& o = net_.options_;
   const bool copies =

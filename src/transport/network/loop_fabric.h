@@ -90,7 +90,7 @@ class LoopFabric final : public Fabric {
  public:
   LoopFabric(LoopNet& net, std::uint32_t self) : net_(net), self_(self) {}
 
-  bool send(std::uint32_t peer, Channel channel, const FrameBytes& head,
+  bool send(std::uint32_t peer, FrameChannel channel, const FrameBytes& head,
             const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) override;
   bool poll(FabricSink& sink) override;
   void close(std::uint32_t peer) override;

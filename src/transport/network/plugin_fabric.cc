@@ -390,7 +390,7 @@ bool PluginFabric::meet_further(Peer& peer) {
 
 // ---- sending ----
 
-bool PluginFabric::send(std::uint32_t p, Channel channel, const FrameBytes& head,
+bool PluginFabric::send(std::uint32_t p, FrameChannel channel, const FrameBytes& head,
                         const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) {
   Peer& peer = *peers_[p];
   if (!peer.is_open()) return false;

@@ -77,7 +77,7 @@ class PluginFabric final : public Fabric {
   // Whether frames can be sent and have a way back.
   bool met(std::uint32_t peer) const;
 
-  bool send(std::uint32_t peer, Channel channel, const FrameBytes& head,
+  bool send(std::uint32_t peer, FrameChannel channel, const FrameBytes& head,
             const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) override;
   bool poll(FabricSink& sink) override;
   void close(std::uint32_t peer) override;

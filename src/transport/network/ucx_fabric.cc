@@ -271,7 +271,7 @@ void UcxFabric::on_error(void* of, ucx::Endpoint, ucx::Status status) {
 
 // ---- sending ----
 
-bool UcxFabric::send(std::uint32_t p, Channel channel, const FrameBytes& head,
+bool UcxFabric::send(std::uint32_t p, FrameChannel channel, const FrameBytes& head,
                      const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) {
   Peer& peer = *peers_[p];
   if (peer.state != Peer::State::kOpen) return false;

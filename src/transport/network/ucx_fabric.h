@@ -45,7 +45,7 @@ class UcxFabric final : public Fabric {
   // What the peer has for us. False: `error` says why.
   bool meet(std::uint32_t peer, const std::string& address, std::string& error);
 
-  bool send(std::uint32_t peer, Channel channel, const FrameBytes& head,
+  bool send(std::uint32_t peer, FrameChannel channel, const FrameBytes& head,
             const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) override;
   bool poll(FabricSink& sink) override;
   void close(std::uint32_t peer) override;

@@ -127,6 +127,7 @@ void bind_world(py::module_& m) {
       .def_property_readonly("size", &World::size)
       .def_property_readonly("cuda_device", &World::cuda_device)
       .def_property_readonly("host_handle", &World::host_handle)
+      .def_property_readonly("cuda_handle", &World::cuda_handle)
       .def(
           "explain", [](World& w) { return texts(w, unjamExplain); }, GilRelease())
       .def(

@@ -120,10 +120,15 @@ class World {
     std::string text;
     return ask_text(unjamExplain, context, text, std::size_t{1} << 20) == UNJAM_SUCCESS ? text : "";
   }
-  // The handle of the context for CPU tensors, for the Python package; 0: it has ended.
+  // The handles of the contexts for CPU tensors and for CUDA tensors, for the Python package; 0: it
+  // has ended, or there is none.
   std::uintptr_t host_handle() {
     const std::shared_lock lock(mutex_);
     return reinterpret_cast<std::uintptr_t>(host_);
+  }
+  std::uintptr_t cuda_handle() {
+    const std::shared_lock lock(mutex_);
+    return reinterpret_cast<std::uintptr_t>(cuda_);
   }
   unjamContext_t host() const { return host_; }
   unjamContext_t cuda() const { return cuda_; }

@@ -69,6 +69,9 @@ class CudaArena : public DeviceArena {
     return cuda_ok(cudaMemset(data(), 0, base), "cudaMemset", error) &&
            cuda_ok(cudaDeviceSynchronize(), "cudaDeviceSynchronize", error);
   }
+  bool reserve(int device, std::uint64_t bytes, std::string& error) {
+    return prepare(device, bytes, error);
+  }
   bool adopt(int device, int fd, std::uint64_t bytes, std::uint64_t base, std::string& error) {
     if (prepare(device, bytes, error)) return adopt(0, base, fd, error);
     close(fd);
@@ -214,6 +217,13 @@ std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes, 
                                                std::string& error) {
   auto arena = std::make_unique<CudaArena>();
   if (!arena->create(device, bytes, base, error)) return nullptr;
+  return arena;
+}
+
+std::unique_ptr<DeviceArena> reserve_cuda_arena(int device, std::uint64_t bytes,
+                                                std::string& error) {
+  auto arena = std::make_unique<CudaArena>();
+  if (!arena->reserve(device, bytes, error)) return nullptr;
   return arena;
 }
 

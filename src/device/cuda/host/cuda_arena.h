@@ -13,6 +13,9 @@ namespace unjam {
 
 std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes, std::uint64_t base,
                                                std::string& error);
+// Addresses alone, to be added to.
+std::unique_ptr<DeviceArena> reserve_cuda_arena(int device, std::uint64_t bytes,
+                                                std::string& error);
 std::unique_ptr<DeviceArena> adopt_cuda_arena(int device, int fd, std::uint64_t bytes,
                                               std::uint64_t base, std::string& error);
 

@@ -15,6 +15,7 @@
 #include "device/cuda/host/back_off.h"
 #include "device/cuda/host/bind.h"
 #include "device/cuda/host/copy_thread.h"
+#include "device/cuda/host/cuda_boxes.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/daemon_launcher.h"
 #include "device/cuda/host/kernel_launcher.h"
@@ -38,6 +39,7 @@ class CudaDaemon : public StreamDaemon {
         kernels_(o_),
         launcher_(o_, kernels_, copy.cq),
         report_({o_, layout_, kernels_, launcher_}),
+        boxes_(o_.device),
         besides_(options.slots),
         copied_in_(options.slots) {}
 
@@ -60,6 +62,8 @@ class CudaDaemon : public StreamDaemon {
         !set_up_keys(error)) {
       return false;
     }
+    // (Without, the rank starts all the same, and cannot reshard.)
+    if (!boxes_.start(boxes_failure_) && boxes_failure_.empty()) boxes_failure_ = "unknown error";
     start_copies();
     report_.start(link_, rank_, control_stream_);
     launcher_.start(link_, rank_, stream_);
@@ -73,6 +77,12 @@ class CudaDaemon : public StreamDaemon {
     const OnDevice on(o_.device);
     cudaStreamSynchronize(stream_);
     if (copies_ != nullptr) copies_->stop();
+    boxes_.stop();
+  }
+
+  BoxMover* boxes(std::string& why) override {
+    why = boxes_failure_;
+    return boxes_failure_.empty() ? &boxes_ : nullptr;
   }
 
   // ---- submission ----
@@ -280,8 +290,9 @@ class CudaDaemon : public StreamDaemon {
 
   void refresh(RankState& copy) override { report_.refresh(copy); }
   std::string footprint() const override {
-    return report_.footprint(
-        {memory_bytes_, pinned_bytes_, copies_.get(), copies_failure_, &needs_engine_});
+    return report_.footprint({memory_bytes_ + boxes_.bytes(),
+                              pinned_bytes_ + BoxMover::kPinnedBytes, copies_.get(),
+                              copies_failure_, &needs_engine_});
   }
 
  private:
@@ -449,6 +460,8 @@ class CudaDaemon : public StreamDaemon {
   KernelLauncher kernels_;
   DaemonLauncher launcher_;
   RankReport report_;
+  CudaBoxes boxes_;
+  std::string boxes_failure_;  // why it did not start
   CudaRank* rank_ = nullptr;
   std::vector<std::uint32_t> free_keys_;
   // Pinned memory.
