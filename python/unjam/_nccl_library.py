@@ -17,7 +17,7 @@ def nccl_library() -> Path:
     Raises:
         LibraryError: it is not there.
     """
-    path = library_path().parent / "nccl" / "libnccl.so.2"
+    path = library_path().absolute().parent / "nccl" / "libnccl.so.2"  # for any folder
     if not path.is_file():
         raise LibraryError(
             f"{path} is not there: install unjam again, or build the target unjam_nccl"
