@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "control/hand_out.h"
 #include "control/join_text.h"
-#include "control/rsag.h"
+#include "control/mesh.h"
 #include "control/wire.h"
 #include "tests/support/job.h"
 #include "transport/arena.h"
