@@ -228,6 +228,33 @@ TEST_F(NcclCommunicators, AbortOfAPendingCallByAnotherThread) {
   });
 }
 
+TEST_F(NcclCommunicators, AbortBesideCallsOfOtherThreads) {
+  constexpr int kRanks = 2, kRounds = 20;
+  for (int round = 0; round < kRounds; ++round) {
+    const NcclId id = new_nccl_id();
+    run_nccl_ranks(kRanks, [&](int rank) {
+      const ncclComm_t comm = init_nccl(kRanks, id, rank);
+      std::atomic<int> called{0};
+      std::thread calling([&] {
+        unjam::nccl::set_host_device(rank);
+        Code code = Code::kSuccess;
+        float x = 1;
+        int number = 0;
+        while (code == Code::kSuccess) {
+          code = ncclAllReduce(&x, &x, 1, kNcclFloat32, kNcclSum, comm, nullptr);
+          ncclCommCount(comm, &number);
+          called.fetch_add(1);
+        }
+        called.store(kRounds);
+        synchronize();
+      });
+      while (called.load() <= round) sleep_ms(0);
+      NCCL_CHECK(ncclCommAbort(comm));
+      calling.join();
+    });
+  }
+}
+
 TEST_F(NcclCommunicators, RanksThatDisagreeAreTold) {
   constexpr int kRanks = 2;
   const NcclId id = new_nccl_id();

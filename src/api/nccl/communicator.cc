@@ -27,7 +27,16 @@ Status aborted_status() { return invalid_usage("the communicator was aborted (nc
 
 }  // namespace
 
-Communicator::~Communicator() { forget_requests(); }
+Communicator::~Communicator() {
+  const bool ended = aborted_.load() || revoked_.load();
+  for (unjamRequest* const request : requests_) {
+    // (A group with something pending cannot be destroyed.)
+    if (ended) unjamWait(request, kAbortUs);
+    unjamRequestFree(request);
+  }
+  if (data_.group != nullptr) unjamGroupDestroy(data_.group);
+  if (data_.talk != nullptr) unjamGroupDestroy(data_.talk);
+}
 
 void Communicator::begin(std::shared_ptr<Job> job, Membership membership, int rank) {
   {
@@ -162,12 +171,6 @@ Status Communicator::flush() {
   return aborted_.load() ? aborted_status() : failure_;
 }
 
-void Communicator::forget_requests() {
-  const std::lock_guard lock(mutex_);
-  for (unjamRequest* const request : requests_) unjamRequestFree(request);
-  requests_.clear();
-}
-
 // ---- operators ----
 
 int Communicator::add_scale(const Scale& scale) {
@@ -212,10 +215,8 @@ void Communicator::abort() {
     if (life_ != Life::kReady) return;  // begin() sees it
     requests.swap(requests_);
   }
-  if (data_.group != nullptr) {
-    unjamGroupAbort(data_.group);
-    unjamGroupAbort(data_.talk);
-  }
+  unjamGroupAbort(data_.group);
+  unjamGroupAbort(data_.talk);
   for (unjamRequest* const request : requests) {
     unjamWait(request, kAbortUs);
     unjamRequestFree(request);
@@ -224,22 +225,13 @@ void Communicator::abort() {
 
 void Communicator::revoke() {
   revoked_.store(true);
-  if (data_.group == nullptr) return;
   unjamGroupAbort(data_.group);
   flush();
 }
 
 void Communicator::close() {
-  Membership left;
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    if (life_ != Life::kReady) return;
-    left = std::exchange(data_, Membership{});
-  }
-  forget_requests();
-  if (left.group != nullptr) unjamGroupDestroy(left.group);
-  if (left.talk != nullptr) unjamGroupDestroy(left.talk);
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
 }
 
 // ---- others made from it ----

@@ -29,15 +29,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   int device() const { return device_; }
   bool blocking() const { return blocking_; }
-  // Of those that have begun:
+  // Of those that have begun (begin() sets it, and nothing changes it before the destructor: a call
+  // that another thread is in may use the groups although the communicator was aborted):
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(data_.members.size()); }
   const std::shared_ptr<Job>& job() const { return job_; }
-  // NULL: it has left it.
-  unjamGroup_t group() const {
-    const std::lock_guard lock(mutex_);
-    return data_.group;
-  }
+  unjamGroup_t group() const { return data_.group; }
   const std::string& name() const { return data_.name; }
   const std::vector<int>& members() const { return data_.members; }
 
@@ -73,7 +70,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Ends what is under way with an error, also on the other ranks.
   void abort();
   void revoke();
-  // Behind finalize() or abort(): leaves the group.
+  // Behind finalize() or abort(): takes no more calls. The groups go with the last call that holds
+  // the communicator.
   void close();
 
   // ---- others made from it ----
@@ -85,7 +83,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   enum class Life : std::uint8_t { kInProgress, kReady, kFailed };
   Status take_results(bool all);
-  void forget_requests();
 
   const int device_;
   const bool blocking_;
