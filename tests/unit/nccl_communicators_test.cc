@@ -139,6 +139,39 @@ TEST_F(NcclCommunicators, Split) {
   });
 }
 
+TEST_F(NcclCommunicators, SeveralSplitsOfOneAtATime) {
+  constexpr int kRanks = 4, kSplits = 3;
+  const NcclId id = new_nccl_id();
+  run_nccl_ranks(kRanks, [&](int rank) {
+    const ncclComm_t all = init_nccl(kRanks, id, rank);
+    NcclConfig later{};
+    later.size = sizeof(later);
+    later.magic = unjam::nccl::kConfigMagic;
+    later.version = 22809;
+    later.blocking = 0;
+    for (const bool grouped : {true, false, true, false}) {
+      // By halves, by parity, and all in reversed order: what is mixed up has a wrong sum.
+      const std::array<int, kSplits> colors{rank / 2, rank % 2, 0};
+      const std::array<int, kSplits> sums{rank < 2 ? 1 : 5, rank % 2 == 0 ? 2 : 4, 6};
+      std::array<ncclComm_t, kSplits> parts{};
+      if (grouped) NCCL_CHECK(ncclGroupStart());
+      for (std::size_t i = 0; i < kSplits; ++i) {
+        const Code code =
+            ncclCommSplit(all, colors[i], -rank, &parts[i], grouped ? nullptr : &later);
+        if (code != (grouped ? Code::kSuccess : Code::kInProgress)) fail(last());
+      }
+      if (grouped) NCCL_CHECK(ncclGroupEnd());
+      for (std::size_t i = 0; i < kSplits; ++i) {
+        while (error_of(parts[i]) == Code::kInProgress) sleep_ms(1);
+        if (error_of(parts[i]) != Code::kSuccess) fail(ncclGetLastError(parts[i]));
+        expect_sum(parts[i], rank, sums[i]);
+        NCCL_CHECK(ncclCommDestroy(parts[i]));
+      }
+    }
+    NCCL_CHECK(ncclCommDestroy(all));
+  });
+}
+
 TEST_F(NcclCommunicators, ShrinkWithoutThoseThatAreGone) {
   constexpr int kRanks = 3;
   const NcclId id = new_nccl_id();

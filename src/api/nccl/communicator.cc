@@ -236,13 +236,13 @@ void Communicator::close() {
 
 // ---- others made from it ----
 
-Status Communicator::exchange(const void* mine, std::size_t bytes, void* all) {
-  return nccl::exchange(data_.talk, mine, bytes, all);
+Status Communicator::exchange(std::uint64_t turn, const void* mine, std::size_t bytes, void* all) {
+  return nccl::exchange(data_.talk, "exchange " + std::to_string(turn), mine, bytes, all);
 }
 
-std::uint64_t Communicator::next_shrink(const std::string& of) {
+std::uint64_t Communicator::next_shrink(const std::vector<int>& excluded) {
   const std::lock_guard lock(mutex_);
-  return shrinks_[of]++;
+  return shrinks_[std::set<int>(excluded.begin(), excluded.end())]++;
 }
 
 namespace {
@@ -279,14 +279,14 @@ Status initialise(const std::shared_ptr<Communicator>& child, const UniqueId& id
   return begin(child, job, name_of(id), std::move(members), rank);
 }
 
-Status split(Communicator& parent, int color, int key, const std::shared_ptr<Communicator>& child) {
+Status split(Communicator& parent, std::uint64_t turn, int color, int key,
+             const std::shared_ptr<Communicator>& child) {
   struct Wish {
     std::int32_t color, key;
   };
   const Wish mine{color, key};
   std::vector<Wish> wishes(static_cast<std::size_t>(parent.size()));
-  const std::uint64_t turn = parent.next_split();
-  if (Status s = parent.exchange(&mine, sizeof(mine), wishes.data()); !s.ok()) {
+  if (Status s = parent.exchange(turn, &mine, sizeof(mine), wishes.data()); !s.ok()) {
     if (child != nullptr) child->fail(s);
     return s;
   }
@@ -311,7 +311,7 @@ Status split(Communicator& parent, int color, int key, const std::shared_ptr<Com
   return begin(child, parent.job(), name, std::move(members), rank);
 }
 
-Status shrink(Communicator& parent, const std::vector<int>& excluded,
+Status shrink(Communicator& parent, std::uint64_t turn, const std::vector<int>& excluded,
               const std::shared_ptr<Communicator>& child) {
   const std::set<int> out(excluded.begin(), excluded.end());
   std::string without;
@@ -323,8 +323,7 @@ Status shrink(Communicator& parent, const std::vector<int>& excluded,
     if (r == parent.rank()) rank = static_cast<int>(members.size());
     members.push_back(parent.members()[static_cast<std::size_t>(r)]);
   }
-  const std::string name =
-      parent.name() + ".shrink" + without + "." + std::to_string(parent.next_shrink(without));
+  const std::string name = parent.name() + ".shrink" + without + "." + std::to_string(turn);
   return begin(child, parent.job(), name, std::move(members), rank);
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -75,10 +76,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void close();
 
   // ---- others made from it ----
-  // All members give `bytes`; each gets everybody's. Collective.
-  Status exchange(const void* mine, std::size_t bytes, void* all);
+  // All members give `bytes`; each gets everybody's. Collective, of those with the same turn.
+  Status exchange(std::uint64_t turn, const void* mine, std::size_t bytes, void* all);
+  // Turns are taken when the program calls, in its order: what is made then goes in any.
   std::uint64_t next_split() { return splits_.fetch_add(1); }
-  std::uint64_t next_shrink(const std::string& of);
+  std::uint64_t next_shrink(const std::vector<int>& excluded);
 
  private:
   enum class Life : std::uint8_t { kInProgress, kReady, kFailed };
@@ -98,7 +100,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status failure_;
   std::deque<unjamRequest_t> requests_;  // under way, or not looked at yet; the oldest first
   std::map<int, std::shared_ptr<const Scale>> scales_;
-  std::map<std::string, std::uint64_t> shrinks_;
+  std::map<std::set<int>, std::uint64_t> shrinks_;
   int next_scale_ = static_cast<int>(Op::kNumOps);
 
   std::atomic<std::uint64_t> queued_{0};
@@ -116,8 +118,9 @@ std::shared_ptr<Communicator> take_back(ncclComm_t handle);
 // split without a colour it is null.
 Status initialise(const std::shared_ptr<Communicator>& child, const UniqueId& id, int rank,
                   int size);
-Status split(Communicator& parent, int color, int key, const std::shared_ptr<Communicator>& child);
-Status shrink(Communicator& parent, const std::vector<int>& excluded,
+Status split(Communicator& parent, std::uint64_t turn, int color, int key,
+             const std::shared_ptr<Communicator>& child);
+Status shrink(Communicator& parent, std::uint64_t turn, const std::vector<int>& excluded,
               const std::shared_ptr<Communicator>& child);
 
 }  // namespace unjam::nccl

@@ -394,8 +394,8 @@ UNJAM_NCCL_EXPORT(Code, ncclCommSplit,
     if (color != kNoColor) {
       making.child = std::make_shared<Communicator>(parent->device(), making.blocking);
     }
-    making.run = [parent, color, key, made = making.child] {
-      return split(*parent, color, key, made);
+    making.run = [parent, turn = parent->next_split(), color, key, made = making.child] {
+      return split(*parent, turn, color, key, made);
     };
     making.handle = child;
     return make(std::move(making));
@@ -430,9 +430,9 @@ UNJAM_NCCL_EXPORT(Code, ncclCommShrink,
       return noted(s);
     }
     making.child = std::make_shared<Communicator>(parent->device(), making.blocking);
-    making.run = [parent, out, flags, made = making.child] {
+    making.run = [parent, turn = parent->next_shrink(out), out, flags, made = making.child] {
       if (flags == kShrinkAbort) parent->revoke();
-      return shrink(*parent, out, made);
+      return shrink(*parent, turn, out, made);
     };
     making.handle = child;
     return make(std::move(making));

@@ -235,10 +235,11 @@ Status make_membership(const Job& job, std::string name, std::vector<int> member
   return status;
 }
 
-Status exchange(unjamGroup_t group, const void* mine, std::size_t bytes, void* all) {
+Status exchange(unjamGroup_t group, const std::string& key, const void* mine, std::size_t bytes,
+                void* all) {
   unjamRequest_t request = nullptr;
   const unjamResult_t called =
-      unjamAllGather(group, "exchange", mine, all, bytes, UNJAM_UINT8, nullptr, &request);
+      unjamAllGather(group, key.c_str(), mine, all, bytes, UNJAM_UINT8, nullptr, &request);
   if (called != UNJAM_SUCCESS) return from_unjam(called);
   const unjamResult_t result = unjamWait(request, -1);
   Status status = from_unjam(result, unjamRequestError(request));
@@ -279,7 +280,7 @@ Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<
         r != UNJAM_SUCCESS) {
       return from_unjam(r);
     }
-    if (Status s = exchange(all, &card, sizeof(card), cards.data()); !s.ok()) return s;
+    if (Status s = exchange(all, "cards", &card, sizeof(card), cards.data()); !s.ok()) return s;
     unjamGroupDestroy(all);
   }
 
