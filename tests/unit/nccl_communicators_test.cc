@@ -288,6 +288,53 @@ TEST_F(NcclCommunicators, AbortBesideCallsOfOtherThreads) {
   }
 }
 
+TEST_F(NcclCommunicators, MoreUnderWayThanThereIsRoomForIsSaid) {
+  constexpr int kRanks = 2, kKeys = 2;
+  const std::array<NcclId, kKeys + 1> ids{new_nccl_id(), new_nccl_id(), new_nccl_id()};
+  setenv("UNJAM_MAX_ACTIVE_KEYS", "2", 1);
+  std::atomic<bool> refused{false};
+  run_nccl_ranks(kRanks, [&](int rank) {
+    std::array<ncclComm_t, kKeys + 1> comms{};
+    for (std::size_t i = 0; i <= kKeys; ++i) comms[i] = init_nccl(kRanks, ids[i], rank);
+    while (rank == 1 && !refused.load()) sleep_ms(1);
+    std::array<std::int64_t, kKeys> x{1, 1};
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      NCCL_CHECK(ncclAllReduce(&x[i], &x[i], 1, kNcclInt64, kNcclSum, comms[i],
+                               stream_named(static_cast<int>(i) + 1)));
+    }
+    if (rank == 0) {
+      unjam::nccl::Operation third;
+      third.comm = unjam::nccl::find(comms[kKeys]);
+      std::int64_t y = 1;
+      third.recv = &y;
+      third.count = 1;
+      third.dtype = UNJAM_INT64;
+      const auto pending = [&] {
+        unjamStats_t stats{};
+        stats.size = sizeof(stats);
+        unjamGetStats(third.comm->job()->data(), &stats);
+        return stats.pending == kKeys;
+      };
+      if (!eventually(pending)) fail("they are not under way");
+      unjamRequest_t request = nullptr;
+      const unjam::nccl::Status status = unjam::nccl::submit(
+          third, &y, UNJAM_STREAM_NONE, &request, std::chrono::milliseconds(100));
+      refused = true;
+      if (status.code != Code::kSystemError) fail("it was taken");
+      for (const char* const part : {"2 keys", "UNJAM_MAX_ACTIVE_KEYS", "nothing has moved"}) {
+        if (status.text.find(part) == std::string::npos) fail(status.text);
+      }
+    }
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      synchronize(static_cast<int>(i) + 1);
+      if (x[i] != kRanks) fail("a wrong sum");
+    }
+    expect_sum(comms[kKeys], 1, kRanks);
+    for (const ncclComm_t comm : comms) NCCL_CHECK(ncclCommDestroy(comm));
+  });
+  unsetenv("UNJAM_MAX_ACTIVE_KEYS");
+}
+
 TEST_F(NcclCommunicators, RanksThatDisagreeAreTold) {
   constexpr int kRanks = 2;
   const NcclId id = new_nccl_id();

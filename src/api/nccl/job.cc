@@ -22,6 +22,8 @@ struct Offer {
   std::int32_t size;
 };
 
+constexpr int kActiveKeys = 512;
+
 // What members tell each other when they meet.
 struct Card {
   unjamUniqueId_t fresh;  // the first member's is the new job's, if there is to be one
@@ -308,8 +310,11 @@ Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<
     if (theirs.lanes != 0) lanes = lanes == 0 ? theirs.lanes : std::min(lanes, theirs.lanes);
   }
   config.lanes = static_cast<std::uint32_t>(lanes);
-  // Each pair of ranks that send to each other has a key for each direction.
-  if (size > 8) config.max_active_keys = static_cast<std::uint32_t>(64 + 2 * size);
+  // Each communicator under way is a key, and each pair of ranks for each direction. Memory of keys
+  // comes as they are used.
+  if (std::getenv("UNJAM_MAX_ACTIVE_KEYS") == nullptr) {
+    config.max_active_keys = static_cast<std::uint32_t>(std::max(kActiveKeys, 64 + 2 * size));
+  }
   Held data;
   if (const unjamResult_t r = unjamInit(&data.context, size, cards[0].fresh, rank, &config);
       r != UNJAM_SUCCESS) {
