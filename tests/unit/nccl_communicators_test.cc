@@ -492,6 +492,58 @@ TEST_F(NcclCommunicators, MemoryAndRegistrations) {
   NCCL_CHECK(ncclMemFree(memory));
 }
 
+TEST_F(NcclCommunicators, RegistrationsEndWithThem) {
+  std::array<float, 64> memory{};
+  ncclComm_t comm = nullptr, second = nullptr;
+  NCCL_CHECK(ncclCommInitRank(&comm, 1, new_nccl_id(), 0));
+  NCCL_CHECK(ncclCommInitRank(&second, 1, new_nccl_id(), 0));
+  const auto job = unjam::nccl::find(comm)->job();
+  ASSERT_EQ(job_of(second), job.get());
+  void* handle = nullptr;
+  NCCL_CHECK(ncclCommRegister(comm, memory.data(), sizeof(memory), &handle));
+  EXPECT_EQ(job->windows(), 1);
+  NCCL_CHECK(ncclCommDestroy(comm));
+  EXPECT_EQ(job->windows(), 0);
+  EXPECT_EQ(ncclCommDeregister(comm, handle), Code::kSuccess);
+  EXPECT_EQ(ncclCommDeregister(comm, handle), Code::kInvalidArgument);
+  NCCL_CHECK(ncclCommDestroy(second));
+}
+
+TEST_F(NcclCommunicators, DeregisterWhileACallIsPending) {
+  constexpr int kRanks = 2;
+  const NcclId id = new_nccl_id(), other_id = new_nccl_id();
+  std::atomic<bool> checked{false};
+  run_nccl_ranks(kRanks, [&](int rank) {
+    const ncclComm_t comm = init_nccl(kRanks, id, rank);
+    const ncclComm_t other = init_nccl(kRanks, other_id, rank);
+    std::array<float, 64> memory{};
+    while (rank == 1 && !checked.load()) sleep_ms(1);
+    void* handle = nullptr;
+    NCCL_CHECK(ncclCommRegister(comm, memory.data(), sizeof(memory), &handle));
+    NCCL_CHECK(ncclAllReduce(memory.data(), memory.data(), 64, kNcclFloat32, kNcclSum, comm,
+                             stream_named(1)));
+    const auto job = unjam::nccl::find(comm)->job();
+    if (rank == 0) {
+      const auto pending = [&] {
+        unjamStats_t stats{};
+        stats.size = sizeof(stats);
+        unjamGetStats(job->data(), &stats);
+        return stats.pending == 1;
+      };
+      if (!eventually(pending)) fail("the call is not under way");
+      NCCL_CHECK(ncclCommDeregister(comm, handle));
+      if (job->windows() != 1) fail("no window, while a call into it is pending");
+      checked = true;
+    }
+    synchronize(1);
+    expect_sum(other, 1, kRanks);  // a further call, in front of which it goes
+    if (job->windows() != (rank == 0 ? 0 : 1)) fail("a window that nobody has registered");
+    NCCL_CHECK(ncclCommAbort(comm));
+    if (job->windows() != 0) fail("a window of a communicator that is gone");
+    NCCL_CHECK(ncclCommDestroy(other));
+  });
+}
+
 TEST(NcclJobs, LeaveRoomOnADeviceForEachOther) {
   // The first has what it wants; each further one has half of what is left.
   int takes = 0, taken = 72, jobs = 0;

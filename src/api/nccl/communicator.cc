@@ -191,6 +191,20 @@ bool Communicator::remove_scale(int op) {
   return scales_.erase(op) != 0;
 }
 
+// ---- registered memory ----
+
+std::shared_ptr<Registration> Communicator::add_registration(void* memory, std::size_t bytes) {
+  auto made = std::make_shared<Registration>(job_, memory, bytes);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(registrations_, [](const auto& one) { return one->ended(); });
+  if (closed_) {  // meanwhile
+    made->end();
+  } else {
+    registrations_.push_back(made);
+  }
+  return made;
+}
+
 // ---- the end ----
 
 Status Communicator::finalize() {
@@ -230,8 +244,13 @@ void Communicator::revoke() {
 }
 
 void Communicator::close() {
-  const std::lock_guard lock(mutex_);
-  closed_ = true;
+  std::vector<std::shared_ptr<Registration>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    ended.swap(registrations_);
+  }
+  for (const auto& registration : ended) registration->end();
 }
 
 // ---- others made from it ----

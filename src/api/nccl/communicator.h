@@ -16,6 +16,7 @@
 
 #include "api/nccl/job.h"
 #include "api/nccl/operation.h"
+#include "api/nccl/registration.h"
 #include "api/nccl/status.h"
 #include "api/nccl/types.h"
 #include "unjam/unjam.h"
@@ -65,13 +66,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<const Scale> scale_of(int op);
   bool remove_scale(int op);
 
+  // ---- registered memory ----
+  std::shared_ptr<Registration> add_registration(void* memory, std::size_t bytes);
+
   // ---- the communicator's end ----
   // Waits for what is under way. May be called again.
   Status finalize();
   // Ends what is under way with an error, also on the other ranks.
   void abort();
   void revoke();
-  // Behind finalize() or abort(): takes no more calls. The groups go with the last call that holds
+  // Behind finalize() or abort(): takes no more calls, and ends its registrations. The groups go with the last call that holds
   // the communicator.
   void close();
 
@@ -100,6 +104,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status failure_;
   std::deque<unjamRequest_t> requests_;  // under way, or not looked at yet; the oldest first
   std::map<int, std::shared_ptr<const Scale>> scales_;
+  std::vector<std::shared_ptr<Registration>> registrations_;
   std::map<std::set<int>, std::uint64_t> shrinks_;
   int next_scale_ = static_cast<int>(Op::kNumOps);
 

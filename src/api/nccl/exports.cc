@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -234,22 +232,6 @@ Status operate(What what, const Arguments& a, ncclComm_t handle, void* stream) {
 
 Code operation(What what, const Arguments& a, ncclComm_t comm, void* stream) {
   return guarded([&] { return noted(operate(what, a, comm, stream)); });
-}
-
-// ---- registered memory ----
-
-struct Registration {
-  std::weak_ptr<Job> job;
-  void* memory = nullptr;
-  std::size_t bytes = 0;
-};
-struct Registrations {
-  std::mutex mutex;
-  std::map<const void*, std::unique_ptr<Registration>> all;  // by their own addresses
-};
-Registrations& registrations() {
-  static Registrations* const all = new Registrations;
-  return *all;
 }
 
 }  // namespace
@@ -562,31 +544,18 @@ UNJAM_NCCL_EXPORT(Code, ncclCommRegister,
     if (found == nullptr) return no_communicator();
     if (Status s = found->check_ready(); !s.ok()) return s;
     if (memory == nullptr || bytes == 0) return invalid_argument("no memory to register");
-    found->job()->register_memory(memory, bytes);
-    auto made = std::make_unique<Registration>(Registration{found->job(), memory, bytes});
-    *handle = made.get();
-    const std::lock_guard lock(registrations().mutex);
-    registrations().all[made.get()] = std::move(made);
+    *handle = hand_out(found->add_registration(memory, bytes));
     return {};
   });
 }
 
-// while no operation writes there
-UNJAM_NCCL_EXPORT(Code, ncclCommDeregister, (ncclComm_t comm, void* handle)) {
+// a window goes when no operation writes there
+UNJAM_NCCL_EXPORT(Code, ncclCommDeregister, (ncclComm_t, void* handle)) {
   return guarded([&]() -> Status {
-    if (find(comm) == nullptr) return no_communicator();
     if (handle == nullptr) return {};
-    const std::lock_guard lock(registrations().mutex);
-    const auto found = registrations().all.find(handle);
-    if (found == registrations().all.end()) {
-      return invalid_argument("this is no handle of ncclCommRegister");
-    }
-    const Registration& registration = *found->second;
-    if (const auto job = registration.job.lock(); job != nullptr) {
-      const Status s = job->deregister_memory(registration.memory, registration.bytes);
-      if (!s.ok()) return s;
-    }
-    registrations().all.erase(found);
+    const auto registration = take_back_registration(handle);
+    if (registration == nullptr) return invalid_argument("this is no handle of ncclCommRegister");
+    registration->end();
     return {};
   });
 }

@@ -1,6 +1,7 @@
 #include "api/nccl/job.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -171,6 +172,7 @@ struct Job::Windows {
   };
   std::mutex mutex;
   std::map<std::pair<void*, std::size_t>, One> all;
+  std::atomic<int> unused{0};
 };
 
 Job::Job(unjamContext_t control, unjamContext_t data, const unjamUniqueId_t& id, int rank, int size,
@@ -191,30 +193,47 @@ Job::~Job() {
 
 bool Job::register_memory(void* memory, std::size_t bytes) {
   const std::lock_guard lock(windows_->mutex);
-  Windows::One& one = windows_->all[{memory, bytes}];
-  if (one.users++ == 0) {
-    one.registered = unjamMemRegister(data_, memory, bytes) == UNJAM_SUCCESS;
-  }
+  const auto [found, added] = windows_->all.try_emplace({memory, bytes});
+  Windows::One& one = found->second;
+  if (one.users++ == 0 && !added) windows_->unused.fetch_sub(1);
+  remove_unused_locked();
+  if (added) one.registered = unjamMemRegister(data_, memory, bytes) == UNJAM_SUCCESS;
   return one.registered;
 }
 
-Status Job::deregister_memory(void* memory, std::size_t bytes) {
+void Job::deregister_memory(void* memory, std::size_t bytes) {
   const std::lock_guard lock(windows_->mutex);
   const auto found = windows_->all.find({memory, bytes});
-  if (found == windows_->all.end()) return invalid_argument("this memory is not registered");
-  if (--found->second.users != 0) return {};
-  const bool registered = found->second.registered;
-  if (registered) {
-    const unjamResult_t result = unjamMemDeregister(data_, memory);
-    if (result == UNJAM_ERROR_INVALID_USAGE) {  // a call into it is pending
-      ++found->second.users;
-      return from_unjam(result);
+  if (found != windows_->all.end() && --found->second.users == 0) windows_->unused.fetch_add(1);
+  remove_unused_locked();
+}
+
+void Job::remove_unused() {
+  if (windows_->unused.load() == 0) return;
+  const std::lock_guard lock(windows_->mutex);
+  remove_unused_locked();
+}
+
+void Job::remove_unused_locked() {
+  for (auto window = windows_->all.begin(); window != windows_->all.end();) {
+    const auto& [place, one] = *window;
+    // (Invalid usage: a call into it is pending. Any other error is a failed call's, and it is
+    // removed.)
+    const bool stays = one.users != 0 || (one.registered && unjamMemDeregister(data_, place.first) ==
+                                                                UNJAM_ERROR_INVALID_USAGE);
+    if (stays) {
+      ++window;
+      continue;
     }
-    windows_->all.erase(found);
-    return from_unjam(result);
+    window = windows_->all.erase(window);
+    windows_->unused.fetch_sub(1);
   }
-  windows_->all.erase(found);
-  return {};
+}
+
+int Job::windows() const {
+  const std::lock_guard lock(windows_->mutex);
+  return static_cast<int>(std::count_if(windows_->all.begin(), windows_->all.end(),
+                                        [](const auto& w) { return w.second.registered; }));
 }
 
 // ---- groups ----

@@ -38,10 +38,16 @@ class Job {
 
   // Memory that peers may store into: counted, for several communicators may register it.
   bool register_memory(void* memory, std::size_t bytes);
-  Status deregister_memory(void* memory, std::size_t bytes);
+  // While a call into it is pending it stays a window, until remove_unused().
+  void deregister_memory(void* memory, std::size_t bytes);
+  // What nobody has registered any more. In front of each call, for the program may have freed it
+  // meanwhile: the next memory that lies there must not be taken for it.
+  void remove_unused();
+  int windows() const;
 
  private:
   struct Windows;
+  void remove_unused_locked();
   unjamContext* const control_;
   unjamContext* const data_;
   const unjamUniqueId_t id_;

@@ -67,6 +67,7 @@ Status submit(const Operation& o, const void* input, unjamStreamOrder_t order,
   using Clock = std::chrono::steady_clock;
   Clock::time_point since{}, looked{};
   std::uint64_t before = 0;
+  o.comm->job()->remove_unused();
   for (;;) {
     const unjamResult_t result = call(o, input, order, request);
     if (result == UNJAM_SUCCESS) return {};
