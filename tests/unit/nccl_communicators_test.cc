@@ -424,6 +424,28 @@ TEST_F(NcclCommunicators, AbortedWhileTheyAreMade) {
   });
 }
 
+TEST_F(NcclCommunicators, AbortedWhileABlockingCallMakesThem) {
+  const NcclId id = new_nccl_id();
+  ncclComm_t comm = nullptr;
+  Code code = Code::kSuccess;
+  std::thread making([&] {
+    unjam::nccl::set_host_device(0);
+    code = ncclCommInitRank(&comm, 2, id, 0);
+  });
+  const std::atomic_ref<ncclComm_t> handle(comm);
+  while (handle.load() == nullptr) sleep_ms(1);
+  EXPECT_EQ(ncclCommAbort(handle.load()), Code::kSuccess);
+  run_nccl_ranks(1, [&](int) {
+    unjam::nccl::set_host_device(1);
+    ncclComm_t late = nullptr;
+    ncclCommInitRank(&late, 2, id, 1);
+    ncclCommAbort(late);
+  });
+  making.join();
+  EXPECT_EQ(code, Code::kInvalidUsage);
+  EXPECT_EQ(comm, nullptr);
+}
+
 TEST_F(NcclCommunicators, OneThreadMakesThoseOfAllRanks) {
   constexpr int kRanks = 3;
   const NcclId id = new_nccl_id();

@@ -23,9 +23,9 @@ constexpr std::size_t kKept = 64;
 // What is under way ends soon when its group was aborted.
 constexpr std::int64_t kAbortUs = 10'000'000;
 
-Status aborted_status() { return invalid_usage("the communicator was aborted (ncclCommAbort)"); }
-
 }  // namespace
+
+Status aborted_status() { return invalid_usage("the communicator was aborted (ncclCommAbort)"); }
 
 Communicator::~Communicator() {
   const bool ended = aborted_.load() || revoked_.load();

@@ -114,6 +114,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> revoked_{false};
 };
 
+// What calls of one that was aborted get.
+Status aborted_status();
+
 // The handles of programs. A handle that is none, or is none any more, gives null.
 ncclComm_t hand_out(std::shared_ptr<Communicator> comm);
 std::shared_ptr<Communicator> find(ncclComm_t handle);

@@ -20,6 +20,8 @@ thread_local Group group;
 
 Status make(Making& making) {
   Status status = making.run();
+  // By another thread: its handle is none any more.
+  if (status.ok() && making.child != nullptr && making.child->aborted()) status = aborted_status();
   if (status.ok() || making.child == nullptr || !making.blocking) return status;
   take_back(*making.handle);
   *making.handle = nullptr;
