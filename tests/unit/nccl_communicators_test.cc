@@ -360,7 +360,10 @@ TEST_F(NcclCommunicators, RevokedOnesCanBeSplit) {
     float x = 1;
     NCCL_CHECK(ncclRecv(&x, 1, kNcclFloat32, 1 - rank, comm, nullptr));
     NCCL_CHECK(ncclCommRevoke(comm, 0));
+    while (error_of(comm) == Code::kInProgress) sleep_ms(1);
+    if (error_of(comm) != Code::kSuccess) fail("it is not quiet");
     synchronize();
+    if (error_of(comm) != Code::kSuccess) fail("an error that the program has asked for");
     if (ncclAllReduce(&x, &x, 1, kNcclFloat32, 0, comm, nullptr) != Code::kInvalidUsage) {
       fail("a revoked communicator takes calls");
     }

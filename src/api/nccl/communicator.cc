@@ -65,10 +65,16 @@ void Communicator::fail(const Status& why) {
 Status Communicator::state() {
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return failure_;
+    if (!failure_.ok() && !revoked_.load()) return failure_;
     if (life_ == Life::kInProgress || finalizing_) {
       return {Code::kInProgress, "the communicator is being made, or ends"};
     }
+  }
+  if (revoked_.load()) {  // what was under way ends with errors, as the program wants it
+    take_results(true);
+    const std::lock_guard lock(mutex_);
+    if (queued_.load() == 0 && requests_.empty()) return {};
+    return {Code::kInProgress, "the communicator was revoked, and calls of it end"};
   }
   // Whether anything of the job has failed is known at once; whose call it was is looked up then.
   unjamResult_t error = UNJAM_SUCCESS;
@@ -240,7 +246,6 @@ void Communicator::abort() {
 void Communicator::revoke() {
   revoked_.store(true);
   unjamGroupAbort(data_.group);
-  flush();
 }
 
 void Communicator::close() {

@@ -74,6 +74,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status finalize();
   // Ends what is under way with an error, also on the other ranks.
   void abort();
+  // The same, but that others can be made from it. state() says when it is quiet.
   void revoke();
   // Behind finalize() or abort(): takes no more calls, and ends its registrations. The groups go with the last call that holds
   // the communicator.

@@ -456,7 +456,7 @@ UNJAM_NCCL_EXPORT(Code, ncclCommAbort, (ncclComm_t comm)) {
   });
 }
 
-// ends what is pending; then split, shrink or destroy it
+// ends what is pending, without waiting; then split, shrink or destroy it
 UNJAM_NCCL_EXPORT(Code, ncclCommRevoke, (ncclComm_t comm, int flags)) {
   return guarded([&]() -> Status {
     const auto found = find(comm);
