@@ -317,8 +317,8 @@ TEST_F(NcclCommunicators, MoreUnderWayThanThereIsRoomForIsSaid) {
       };
       if (!eventually(pending)) fail("they are not under way");
       unjamRequest_t request = nullptr;
-      const unjam::nccl::Status status = unjam::nccl::submit(
-          third, &y, UNJAM_STREAM_NONE, &request, std::chrono::milliseconds(100));
+      const unjam::nccl::Status status = unjam::nccl::submit(third, &y, UNJAM_STREAM_NONE, &request,
+                                                             std::chrono::milliseconds(100));
       refused = true;
       if (status.code != Code::kSystemError) fail("it was taken");
       for (const char* const part : {"2 keys", "UNJAM_MAX_ACTIVE_KEYS", "nothing has moved"}) {

@@ -76,8 +76,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort();
   // The same, but that others can be made from it. state() says when it is quiet.
   void revoke();
-  // Behind finalize() or abort(): takes no more calls, and ends its registrations. The groups go with the last call that holds
-  // the communicator.
+  // Behind finalize() or abort(): takes no more calls, and ends its registrations. The groups go
+  // with the last call that holds the communicator.
   void close();
 
   // ---- others made from it ----

@@ -219,8 +219,9 @@ void Job::remove_unused_locked() {
     const auto& [place, one] = *window;
     // (Invalid usage: a call into it is pending. Any other error is a failed call's, and it is
     // removed.)
-    const bool stays = one.users != 0 || (one.registered && unjamMemDeregister(data_, place.first) ==
-                                                                UNJAM_ERROR_INVALID_USAGE);
+    const bool stays =
+        one.users != 0 ||
+        (one.registered && unjamMemDeregister(data_, place.first) == UNJAM_ERROR_INVALID_USAGE);
     if (stays) {
       ++window;
       continue;

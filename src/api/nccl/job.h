@@ -71,7 +71,8 @@ Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<
             std::vector<int>& members);
 // All members of `group` give `bytes`; each gets everybody's, in their order. Exchanges
 // that are under way at a time have different keys.
-Status exchange(unjamGroup_t group, const std::string& key, const void* mine, std::size_t bytes, void* all);
+Status exchange(unjamGroup_t group, const std::string& key, const void* mine, std::size_t bytes,
+                void* all);
 
 // Of a device with `sms` SMs on which other jobs have taken `taken`: how many lanes one more may
 // have, and how many SMs it may take with these at most. 0: none.
