@@ -1,4 +1,4 @@
-"""run: runs a program with unjam in front of NCCL, as `unjam run -- torchrun train.py`.
+"""run: runs a program whose NCCL calls unjam answers, as `unjam run -- torchrun train.py`.
 
 The program is not changed: libnccl.so.2 of unjam is loaded before NVIDIA's. What it serves is in
 docs/nccl.md. The exit status is the program's.

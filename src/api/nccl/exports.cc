@@ -62,13 +62,13 @@ Status read_config(const Config* config, bool inherited, bool& blocking) {
 }
 
 Status make(Making making) {
-  if (making.child != nullptr) *making.handle = hand_out(making.child);
+  if (making.child != nullptr) give(making.handle, hand_out(making.child));
   return noted(enqueue(std::move(making)));
 }
 
 Status init_rank(ncclComm_t* comm, int ranks, const UniqueId& id, int rank, const Config* config) {
   if (comm == nullptr) return null_argument("comm");
-  *comm = nullptr;
+  give(comm, nullptr);
   if (ranks < 1 || rank < 0 || rank >= ranks) {
     return invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
                             " ranks: they go from 0 to nranks - 1");
