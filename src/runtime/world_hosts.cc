@@ -233,7 +233,8 @@ bool World::meet_pairs(std::unique_lock<std::mutex>& lock) {
       fail_meeting("the carrier makes no address: " + error);
       return false;
     }
-    hosts.meet([&greetings](std::uint32_t process) { return greetings.at(process); });
+    // (A copy: connections are still greeted while a meeting that has failed says its last words.)
+    hosts.meet([greetings](std::uint32_t process) { return greetings.at(process); });
     if (!run_hosts(lock, [&] { return hosts.met(); })) return false;
     met = hosts.take();
     host_cpus_[host_index(me_)] = cpus_;

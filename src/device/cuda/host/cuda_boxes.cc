@@ -138,18 +138,7 @@ bool CudaBoxes::wait_in(void* stream, const std::uint64_t* word, std::uint64_t v
 
 std::shared_ptr<void> CudaBoxes::note(void* stream, std::string& error) {
   const OnDevice on(device_);
-  cudaEvent_t event = nullptr;
-  if (!check_stream(stream, error) ||
-      !cuda_ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event",
-               error)) {
-    return nullptr;
-  }
-  std::shared_ptr<void> noted(event,
-                              [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
-  if (!cuda_ok(cudaEventRecord(event, as_stream(stream)), "recording an event", error)) {
-    return nullptr;
-  }
-  return noted;
+  return check_stream(stream, error) ? events_.record(as_stream(stream), error) : nullptr;
 }
 
 bool CudaBoxes::is_past(void* noted, bool& past, std::string& error) {

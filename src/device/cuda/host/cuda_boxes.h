@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/host/event_pool.h"
 #include "device/cuda/host/first_launch.h"
 #include "engine/box_mover.h"
 #include "engine/cuda_driver.h"
@@ -57,6 +58,7 @@ class CudaBoxes : public BoxMover {
   decltype(&cuStreamBatchMemOp) batch_mem_op_ = nullptr;
   unsigned blocks_ = 1;  // as many as the device has at a time
   FirstLaunch first_launch_;
+  EventPool events_;
   mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<DeviceArena> memory_;
   std::uint64_t added_ = 0;
