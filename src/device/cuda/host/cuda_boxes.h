@@ -23,8 +23,9 @@ class CudaBoxes : public BoxMover {
   CudaBoxes(const CudaBoxes&) = delete;
   CudaBoxes& operator=(const CudaBoxes&) = delete;
 
-  // Before anything of the rank runs: it loads the kernel, and allocates. Others of the process may
-  // be on the device, and wait for this one: so nothing here waits for all that the device does.
+  // Before anything of the rank runs: it loads the kernel, and allocates; it launches nothing.
+  // Others of the process may be on the device, and wait for this one: so nothing here waits for
+  // the device.
   bool start(std::string& error);
   // What is queued has come to its end.
   void stop();

@@ -215,8 +215,8 @@ class CudaDaemon : public StreamDaemon {
       return false;
     }
     launcher_.count_submission();
-    // Nothing is to be launched. But the copy's end may have been counted before it was, so that the
-    // launcher has taken a call of the engine's for it, and sleeps.
+    // Nothing is to be launched. But the copy's end may have been counted before it was, so that
+    // the launcher has taken a call of the engine's for it, and sleeps.
     launcher_.wake_if_asleep();
     return true;
   }
