@@ -315,6 +315,8 @@ void World::take_network_news() {
   if (network_ == nullptr) return;
   for (const Network::News& news : network_->take_news()) {
     if (news.what == Network::News::kLeft) {
+      // (Before the answer: that lets it close its connection.)
+      said_good_bye_.insert(news.process);
       mesh_.send(news.process, MessageType::kAllHere, "");
     } else if (lost_.count(news.process) == 0) {
       mesh_.hang_up(news.process);
