@@ -37,7 +37,7 @@ class EventPool {
    public:
     Spares() = default;
     ~Spares() {
-      for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+      for (cudaEvent_t event : events_) cudaEventDestroy(event);
     }
     Spares(const Spares&) = delete;
     Spares& operator=(const Spares&) = delete;
@@ -45,7 +45,7 @@ class EventPool {
     cudaEvent_t take() {
       const std::lock_guard lock(mutex_);
       if (events_.empty()) return nullptr;
-      const cudaEvent_t event = events_.back();
+      cudaEvent_t event = events_.back();
       events_.pop_back();
       return event;
     }
