@@ -28,13 +28,17 @@ def algorithms() -> dict[str, int]:
     return {name: number for number, name in enumerate(variable["type"].split("|"), -1)}
 
 
+def present_algorithm(name: str) -> str:
+    """What the algorithm is called; with a warning if this was its former name."""
+    if name not in _FORMER_ALGORITHMS:
+        return name
+    _warn_of_name(name, _FORMER_ALGORITHMS[name])
+    return _FORMER_ALGORITHMS[name]
+
+
 def number_of_algorithm(name: str) -> int | None:
     """The number of an algorithm by its name, or, with a warning, a former one; None: no name."""
-    known = algorithms()
-    if name in _FORMER_ALGORITHMS:
-        _warn_of_name(name, _FORMER_ALGORITHMS[name])
-        name = _FORMER_ALGORITHMS[name]
-    return known.get(name)
+    return algorithms().get(present_algorithm(name))
 
 
 # Fields whose values have names. -1 leaves the field to the environment, then to the default.

@@ -141,7 +141,8 @@ void Mesh::beat(const Events& events) {
     last_beat_ns_ = now;
     for (auto& [process, p] : peers_) {
       if (p.lost || !p.line.is_remote()) continue;
-      p.heard_ns += missed;
+      // (Not beyond now: what was heard in this very round would excuse a silence to come.)
+      p.heard_ns = std::min(now, p.heard_ns + missed);
       if (p.heard_ns < now && now - p.heard_ns >= ns_of_ms(beats_.silence_ms)) silent.push_back(&p);
       if (now - p.sent_ns >= ns_of_ms(beats_.beat_ms) * 3 / 4) post(p, MessageType::kBeat, "");
     }

@@ -129,7 +129,9 @@ bool PairMeeting::take_greeting(std::uint64_t token, Link& link, const Frame& fr
   link.channel.flush(error);  // what is wrong, the mesh sees
   poller_.forget(token);
   waits_for_.erase(m.from);
-  met_.emplace(m.from, Met{std::move(link.channel), std::move(m)});
+  Met& met = met_[m.from];
+  met.channel = std::move(link.channel);
+  met.greeting = std::move(m);
   links_.erase(token);
   return false;
 }

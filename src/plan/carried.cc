@@ -8,13 +8,18 @@
 namespace unjam {
 namespace {
 
+// With more lanes blocks that store straight into outputs fill links, and copying from slots costs
+// more than it spares (`unjam bench --dma on,off --in-place`, rows of 1 GiB).
+constexpr std::uint32_t kMostCopyingLanes = 8;
+
 // Of these some rank sends its input unchanged, and blocks see to what comes: they add it up, or
 // copy it from slots, for copy engines may not write into peers' outputs (engine/copy_ring.h).
 // Other kinds have plans that are not lowered (plan/lower.h), or whose ranks hand on what they
 // receive.
-bool is_served(Kind kind) {
-  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce ||
-         kind == Kind::kAllGather || kind == Kind::kBroadcast;
+bool is_served(Kind kind, std::uint32_t lanes) {
+  const bool copies = kind == Kind::kAllGather || kind == Kind::kBroadcast;
+  if (copies) return lanes <= kMostCopyingLanes;
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce;
 }
 
 // What copies and nothing else; or what is stored in the own output as well, which in place it
@@ -32,8 +37,8 @@ bool may_be_carried(const PlanRequest& request, const PlanLimits& limits, Algori
   // better be many.)
   constexpr int kMost = kMostPlaces;
   return limits.carried_lanes != 0 && limits.device == Device::kCuda && request.ranks > 1 &&
-         request.ranks <= kMost && algorithm == Algorithm::kRsag && is_served(request.kind) &&
-         request.op != Op::kAvg &&
+         request.ranks <= kMost && algorithm == Algorithm::kRsag &&
+         is_served(request.kind, carried_limits(limits).lanes) && request.op != Op::kAvg &&
          request.count * dtype_bytes(request.dtype) >= limits.carried_from;
 }
 

@@ -126,6 +126,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   bool synchronize(std::int64_t timeout_us);
 
   Result async_error();
+  // Of a context that was aborted, or destroyed.
+  Result why_closed();
   // Ranks that are gone or have left.
   std::vector<int> absent() const { return world_->absent(); }
   // Ends pending invocations of groups with `peer`, and refuses further ones; but for those of

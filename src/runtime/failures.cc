@@ -163,6 +163,11 @@ Result Context::async_error() {
   return first_error_;
 }
 
+Result Context::why_closed() {
+  std::lock_guard lock(mutex_);
+  return closed() ? closed_why_ : Result{};
+}
+
 void Context::cancel_locked(std::size_t slot, const Result& why) {
   Submitted& s = *slots_[slot];
   if (!s.cancel.ok()) return;

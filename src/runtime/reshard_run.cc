@@ -584,7 +584,8 @@ Result Run::carry_out() {
 // False: the context was aborted, and the caller's stream may never come to where it was.
 bool Run::await_sources() {
   while (!memory_->sources_are_ready()) {
-    if (Result why = context_->async_error(); why.code == UNJAM_ERROR_ABORTED) {
+    // (Also where another error came first, which stays what async_error() says.)
+    if (Result why = context_->why_closed(); !why.ok()) {
       note(why);
       return false;
     }

@@ -191,7 +191,7 @@ const std::vector<Variable>& variables() {
       {"UNJAM_PEER_TIMEOUT_MS", &Settings::peer_timeout_ms, 100, 1 << 30, nullptr,
        "A process of another host of which nothing was heard for so long counts as lost, in "
        "milliseconds.",
-       false},
+       true},
       {"UNJAM_LOG", &Settings::log, 0, 2, "warn|info|debug",
        "What the process says on stderr, or in UNJAM_LOG_FILE. warn: calls that are pending for "
        "long, and mistyped variables. info: also one line about the job, ranks that come and go, "

@@ -369,7 +369,10 @@ class World : private Rooms::Memory {
   std::uint64_t hosts_deadline_ns_ = 0;
   std::vector<bool> remote_;  // by process
   std::set<int> lost_;        // processes
-  struct Joining {            // of this process's ranks, until all hosts are known
+  // Of other hosts: all that they have sent is here. A rank's departure comes by another connection
+  // than its slices do, and may overtake them.
+  std::set<int> said_good_bye_;
+  struct Joining {  // of this process's ranks, until all hosts are known
     JoinMessage message;
     std::vector<Fd> shared;
   };

@@ -233,7 +233,8 @@ bool World::meet_pairs(std::unique_lock<std::mutex>& lock) {
       fail_meeting("the carrier makes no address: " + error);
       return false;
     }
-    hosts.meet([&greetings](std::uint32_t process) { return greetings.at(process); });
+    // (A copy: connections are still greeted while a meeting that has failed says its last words.)
+    hosts.meet([greetings](std::uint32_t process) { return greetings.at(process); });
     if (!run_hosts(lock, [&] { return hosts.met(); })) return false;
     met = hosts.take();
     host_cpus_[host_index(me_)] = cpus_;
@@ -314,6 +315,8 @@ void World::take_network_news() {
   if (network_ == nullptr) return;
   for (const Network::News& news : network_->take_news()) {
     if (news.what == Network::News::kLeft) {
+      // (Before the answer: that lets it close its connection.)
+      said_good_bye_.insert(news.process);
       mesh_.send(news.process, MessageType::kAllHere, "");
     } else if (lost_.count(news.process) == 0) {
       mesh_.hang_up(news.process);

@@ -59,17 +59,20 @@ void World::take_losses() {
 
 void World::lose(const Loss& loss) {
   const auto& [process, died, why, until] = loss;
+  // Who has departed, and had no time to send all, may leave calls behind that would never end.
+  const bool all_came = !is_remote(process) || said_good_bye_.count(process) != 0;
+  const auto is_through = [&](int rank) { return all_came && departed_.count(rank) != 0; };
   // (Others may have told, whose connection to it has ended as well.)
   if (lost_.insert(process).second && is_remote(process)) {
     const bool missed = std::any_of(process_of_.begin(), process_of_.end(), [&](const int& p) {
       const int rank = static_cast<int>(&p - process_of_.data());
-      return p == process && departed_.count(rank) == 0;
+      return p == process && !is_through(rank);
     });
     if (missed) tell_lost(process, why);
     network_->give_up(process);
   }
   for (int r = 0; r < ranks_; ++r) {
-    if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
+    if (!is_rank_of(static_cast<std::uint32_t>(r), process) || is_through(r)) continue;
     const bool exits = died && load_acquire(ledger(r).exits) != 0;
     std::string text = "its process (" + process_text(process) + ") ";
     text += exits                ? kEndedText

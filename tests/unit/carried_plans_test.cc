@@ -90,6 +90,15 @@ constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScat
                            Kind::kGather,    Kind::kScatter};
 constexpr Kind kServed[] = {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce, Kind::kAllGather,
                             Kind::kBroadcast};
+// What copies is carried where lanes are few.
+std::uint16_t lanes_for(Kind kind) {
+  return kind == Kind::kAllGather || kind == Kind::kBroadcast ? 8 : kFewerLanes;
+}
+PlanLimits limits_for(Kind kind, int ranks, bool carries = true) {
+  PlanLimits limits = cuda_limits(ranks, carries);
+  if (carries) limits.carried_lanes = lanes_for(kind);
+  return limits;
+}
 // (Larger groups' vectors go from rank to rank, if one has them: chains are not marked.)
 int most_ranks(Kind kind) { return has_root(kind) ? 2 : 8; }
 bool is_served(Kind kind) { return std::ranges::find(kServed, kind) != std::end(kServed); }
@@ -109,7 +118,7 @@ void expect_marked(const PlanRequest& request, const PlanLimits& limits) {
   for (const Plan& plan : plans_of(request, limits)) {
     EXPECT_EQ(plan.algorithm, Algorithm::kRsag);
     EXPECT_EQ(plan.protocol, Protocol::kSlot);
-    EXPECT_EQ(plan.geometry.lanes, kFewerLanes);
+    EXPECT_EQ(plan.geometry.lanes, lanes_for(request.kind));
     EXPECT_EQ(marks(plan), sends_own(plan) ? 1 : 0);
     all += marks(plan);
     for (const Primitive& p : plan.primitives) {
@@ -140,11 +149,13 @@ TEST(CarriedPlans, LargeOnesAreMarked) {
   for (const Kind kind : kServed) {
     for (int ranks = 2; ranks <= most_ranks(kind); ++ranks) {
       for (const Op op : kOps) {
-        expect_marked(request_of(kind, ranks, kFrom / 4, DType::kFloat32, op), cuda_limits(ranks));
+        expect_marked(request_of(kind, ranks, kFrom / 4, DType::kFloat32, op),
+                      limits_for(kind, ranks));
       }
-      expect_marked(request_of(kind, ranks, kFrom / 2, DType::kBfloat16), cuda_limits(ranks));
-      expect_marked(request_of(kind, ranks, kFrom, DType::kUint8, Op::kMax), cuda_limits(ranks));
-      expect_marked(request_of(kind, ranks, kFrom / 4 * 16 + 7), cuda_limits(ranks));
+      expect_marked(request_of(kind, ranks, kFrom / 2, DType::kBfloat16), limits_for(kind, ranks));
+      expect_marked(request_of(kind, ranks, kFrom, DType::kUint8, Op::kMax),
+                    limits_for(kind, ranks));
+      expect_marked(request_of(kind, ranks, kFrom / 4 * 16 + 7), limits_for(kind, ranks));
     }
   }
 }
@@ -153,7 +164,7 @@ TEST(CarriedPlans, SmallerOnesAreNot) {
   for (const Kind kind : kServed) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
       for (const std::uint64_t count : {std::uint64_t{1}, kFrom / 16, kFrom / 4 - 1}) {
-        expect_unmarked(request_of(kind, ranks, count), cuda_limits(ranks));
+        expect_unmarked(request_of(kind, ranks, count), limits_for(kind, ranks));
       }
     }
   }
@@ -165,10 +176,10 @@ TEST(CarriedPlans, OtherKindsAndAveragesAreNot) {
       if (is_served(kind)) {
         for (const DType dtype : {DType::kFloat32, DType::kBfloat16}) {
           const PlanRequest request = request_of(kind, ranks, kFrom, dtype, Op::kAvg);
-          if (reduces(kind)) expect_unmarked(request, cuda_limits(ranks));
+          if (reduces(kind)) expect_unmarked(request, limits_for(kind, ranks));
         }
       } else {
-        expect_unmarked(request_of(kind, ranks, kFrom), cuda_limits(ranks));
+        expect_unmarked(request_of(kind, ranks, kFrom), limits_for(kind, ranks));
       }
     }
   }
@@ -209,9 +220,9 @@ TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
   for (const Kind kind : kServed) {
     const PlanRequest request = request_of(kind, most_ranks(kind), kFrom);
     PlanLimits fewer = cuda_limits(most_ranks(kind), false);
-    fewer.lanes = kFewerLanes;
+    fewer.lanes = lanes_for(kind);
     const std::vector<Plan> others = plans_of(request, fewer, Algorithm::kRsag);
-    std::vector<Plan> plans = plans_of(request, cuda_limits(most_ranks(kind)));
+    std::vector<Plan> plans = plans_of(request, limits_for(kind, most_ranks(kind)));
     ASSERT_EQ(plans.size(), others.size());
     for (std::size_t r = 0; r < plans.size(); ++r) {
       Geometry& geometry = plans[r].geometry;
@@ -229,7 +240,7 @@ TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
 TEST(CarriedPlans, AreProved) {
   for (const Kind kind : kServed) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
-      PlanLimits limits = cuda_limits(ranks);
+      PlanLimits limits = limits_for(kind, ranks);
       // (Less to prove, and as many loops of every sort.)
       limits.lanes = 4;
       limits.guaranteed_slot_bytes = 4096;
@@ -258,7 +269,7 @@ TEST(CarriedPlans, AreLoweredToStepsThatAreCarried) {
         for (const bool carries : {true, false}) {
           const PlanRequest request = request_of(kind, ranks, count);
           SCOPED_TRACE(title(request));
-          const PlanLimits limits = cuda_limits(ranks, carries);
+          const PlanLimits limits = limits_for(kind, ranks, carries);
           LowerLimits lower_limits{512, 32, true, 20};
           lower_limits.slot_bytes = limits.guaranteed_slot_bytes;
           const std::vector<Plan> plans = plans_of(request, limits);
@@ -280,7 +291,7 @@ TEST(CarriedPlans, WhatIsCopiedAsWellIsCarriedInPlaceAlone) {
   for (const Kind kind : kServed) {
     const int ranks = std::min(most_ranks(kind), 4);
     const PlanRequest request = request_of(kind, ranks, kFrom);
-    const PlanLimits limits = cuda_limits(ranks);
+    const PlanLimits limits = limits_for(kind, ranks);
     LowerLimits lower_limits{512, 32, true, 20};
     lower_limits.slot_bytes = limits.guaranteed_slot_bytes;
     const std::vector<Plan> plans = plans_of(request, limits);
@@ -302,6 +313,17 @@ TEST(CarriedPlans, WhatIsCopiedAsWellIsCarriedInPlaceAlone) {
         EXPECT_EQ(call.steps.carried, lowered.schedule.steps.carried && (in_place || !copies))
             << title(request) << ", rank " << r;
       }
+    }
+  }
+}
+
+// With many lanes blocks copy faster.
+TEST(CarriedPlans, WhatCopiesIsNotMarkedWithManyLanes) {
+  for (const Kind kind : {Kind::kAllGather, Kind::kBroadcast}) {
+    for (const std::uint16_t lanes : {9, 16, 32}) {
+      PlanLimits limits = cuda_limits(2);
+      limits.carried_lanes = lanes;
+      expect_unmarked(request_of(kind, 2, kFrom), limits);
     }
   }
 }

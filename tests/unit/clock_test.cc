@@ -445,7 +445,7 @@ TEST(Refused, RanksAndAlgorithms) {
   EXPECT_NE(error_of(r, m).find("node_trees does not serve broadcast"), std::string::npos);
   r.algorithm = "one_shot";
   r.request.ranks = 100;
-  EXPECT_NE(error_of(r, m).find("one-shot plans serve at most 64 ranks"), std::string::npos);
+  EXPECT_NE(error_of(r, m).find("one_shot plans serve at most 64 ranks"), std::string::npos);
   r.algorithm = "double_binary_tree";
   r.request.ranks = 100'000;
   r.request.root = 100'000;

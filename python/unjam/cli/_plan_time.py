@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _limits as limits
+from .._config import present_algorithm
 from .._errors import InvalidArgument
 from .._types import Kind
 from ..bench.cases import parse_sizes, size_text
@@ -191,7 +192,7 @@ def _ranks(options: argparse.Namespace, machine: Machine) -> list[int]:
 def _algorithms(text: str | None, kind: str) -> list[str]:
     from ..clock import algorithms_for
 
-    names = [name.strip() for name in (text or "auto").split(",")]
+    names = [present_algorithm(name.strip()) for name in (text or "auto").split(",")]
     known = ["auto", *algorithms_for(kind)]
     for name in names:
         if name not in known:

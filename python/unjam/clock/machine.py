@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._config import present_algorithm
 from .._errors import InvalidArgument
 from .._toml import parse_toml, read_toml
 
@@ -137,7 +138,7 @@ def parse_machine(text: str) -> Machine:
         for name in table:
             if name not in _BY_ALGORITHM:
                 raise InvalidArgument(_unknown(f"algorithm.{algorithm}.", name, _BY_ALGORITHM))
-        by_algorithm[algorithm] = {
+        by_algorithm[present_algorithm(algorithm)] = {
             name: _constant(name, f"algorithm.{algorithm}.{name}", value)
             for name, value in table.items()
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _abi
 from .. import _limits as limits
-from .._config import algorithms
+from .._config import algorithms, present_algorithm
 from .._errors import InvalidArgument
 from .._interrupt import interruptible
 from .._kinds import facts_of
@@ -62,6 +62,7 @@ def time_plan(
     Raises:
         InvalidArgument: it cannot be timed; the message names the cause.
     """
+    algorithm = present_algorithm(algorithm)
     if algorithm == "auto" and machine.by_algorithm:
         # Which one it is shows whose constants count.
         algorithm = _time(kind, machine, ranks, nbytes, "auto", dtype, root, lanes, False, {})[

@@ -381,6 +381,10 @@ class Reshard:
                     f"in its mesh {known['mesh']}: leave it out there"
                 )
             found = spec_of(tensor)
+            # (It may lie on another kind of device than was described, or none was.)
+            found.pop("device")
+            if "device" in known:
+                found["device"] = known["device"]
             if found["mesh"] is None:  # its local shape is looked at by the run
                 found.update(mesh=known["mesh"], placements=known["placements"])
             if found != known and not is_one_of(found, known):

@@ -33,12 +33,20 @@ bool CudaBoxes::start(std::string& error) {
   const OnDevice on(device_);
   void* pinned = nullptr;
   void* found = nullptr;
+  const auto allocate = [&] {
+    if (!cuda_ok(cudaHostAlloc(&pinned, kPinnedBytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                 "allocating pinned memory for resharding", error)) {
+      return false;
+    }
+    pinned_ = static_cast<unsigned char*>(pinned);  // freed with the rank, when nobody waits for it
+    std::memset(pinned_, 0, kPinnedBytes);
+    return true;
+  };
   cudaDriverEntryPointQueryResult how{};
   int greatest = 0, least = 0, sms = 0, a_sm = 0;
   cudaFuncAttributes attributes{};
   // (The kernel is loaded: loading it later would wait for one that spins.)
-  if (!cuda_ok(cudaHostAlloc(&pinned, kPinnedBytes, cudaHostAllocPortable | cudaHostAllocMapped),
-               "allocating pinned memory for resharding", error) ||
+  if (!allocate() ||
       !cuda_ok(cudaFuncGetAttributes(&attributes, boxes_kernel()), "loading kernels", error) ||
       !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&a_sm, boxes_kernel(), kThreads, 0),
                "measuring the kernel", error) ||
@@ -50,26 +58,18 @@ bool CudaBoxes::start(std::string& error) {
       !cuda_ok(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &found, 12000,
                                                 cudaEnableDefault, &how),
                "cuStreamBatchMemOp", error)) {
-    if (pinned != nullptr) cudaFreeHost(pinned);
     return false;
   }
-  pinned_ = static_cast<unsigned char*>(pinned);
-  std::memset(pinned_, 0, kPinnedBytes);
   if (found == nullptr) {
     error = "the driver has no cuStreamBatchMemOp";
     return false;
   }
   batch_mem_op_ = reinterpret_cast<decltype(batch_mem_op_)>(found);
   blocks_ = static_cast<unsigned>(std::max(1, sms * a_sm));
+  // (Nothing is launched yet: a stream takes one of the process's queues with its first launch, and
+  // most ranks never reshard.)
   memory_ = reserve_cuda_arena(device_, kAddresses, error);
-  if (memory_ == nullptr) return false;
-  // Gives the stream its queue, see first_launch.h.
-  BoxBatch none;
-  void* arguments[] = {&none};
-  const std::unique_lock first = first_launch_.guard(stream_);
-  return cuda_ok(cudaLaunchKernel(boxes_kernel(), dim3(1), dim3(kThreads), arguments, 0, stream_),
-                 "starting the kernel that copies boxes", error) &&
-         cuda_ok(cudaStreamSynchronize(stream_), "starting the kernel that copies boxes", error);
+  return memory_ != nullptr;
 }
 
 void CudaBoxes::stop() {
@@ -89,6 +89,7 @@ bool CudaBoxes::copy(const std::vector<BoxCopy>& boxes, std::string& error) {
     const std::uint64_t wanted = (batch.end[batch.count - 1] + kWarps - 1) / kWarps;
     const auto blocks = static_cast<unsigned>(std::min<std::uint64_t>(wanted, blocks_));
     void* arguments[] = {&batch};
+    const std::unique_lock first = first_launch_.guard(stream_);
     if (!cuda_ok(
             cudaLaunchKernel(boxes_kernel(), dim3(blocks), dim3(kThreads), arguments, 0, stream_),
             "copying boxes of tensors", error)) {
@@ -101,6 +102,7 @@ bool CudaBoxes::copy(const std::vector<BoxCopy>& boxes, std::string& error) {
 bool CudaBoxes::clear(void* memory, std::uint64_t bytes, std::string& error) {
   const OnDevice on(device_);
   const BesideCapture beside;
+  const std::unique_lock first = first_launch_.guard(stream_);
   return cuda_ok(cudaMemsetAsync(memory, 0, bytes, stream_), "clearing a bundle", error);
 }
 
@@ -120,6 +122,7 @@ bool CudaBoxes::tell(std::uint64_t* word, std::uint64_t value, std::string& erro
   op.writeValue.address = reinterpret_cast<CUdeviceptr>(word);
   op.writeValue.value64 = value;
   op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+  const std::unique_lock first = first_launch_.guard(stream_);
   return operate(stream_, op, "telling that boxes are copied", error);
 }
 
@@ -138,18 +141,7 @@ bool CudaBoxes::wait_in(void* stream, const std::uint64_t* word, std::uint64_t v
 
 std::shared_ptr<void> CudaBoxes::note(void* stream, std::string& error) {
   const OnDevice on(device_);
-  cudaEvent_t event = nullptr;
-  if (!check_stream(stream, error) ||
-      !cuda_ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event",
-               error)) {
-    return nullptr;
-  }
-  std::shared_ptr<void> noted(event,
-                              [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
-  if (!cuda_ok(cudaEventRecord(event, as_stream(stream)), "recording an event", error)) {
-    return nullptr;
-  }
-  return noted;
+  return check_stream(stream, error) ? events_.record(as_stream(stream), error) : nullptr;
 }
 
 bool CudaBoxes::is_past(void* noted, bool& past, std::string& error) {
@@ -169,10 +161,11 @@ unsigned char* CudaBoxes::add(std::uint64_t bytes, std::string& error) {
     error = "no addresses are left for " + std::to_string(bytes) + " bytes";
     return nullptr;
   }
-  if (!memory_->add(added_, rounded, error)) return nullptr;
   unsigned char* const begin = memory_->data() + added_;
+  // (Of addresses at which this failed nothing more is made: a part of another size may lie there.)
+  const std::uint64_t at = added_;
   added_ += rounded;
-  return begin;
+  return memory_->add(at, rounded, error) ? begin : nullptr;
 }
 
 bool CudaBoxes::reaches(const void* memory, std::string& error) {

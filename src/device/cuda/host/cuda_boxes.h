@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/host/event_pool.h"
 #include "device/cuda/host/first_launch.h"
 #include "engine/box_mover.h"
 #include "engine/cuda_driver.h"
@@ -22,8 +23,9 @@ class CudaBoxes : public BoxMover {
   CudaBoxes(const CudaBoxes&) = delete;
   CudaBoxes& operator=(const CudaBoxes&) = delete;
 
-  // Before anything of the rank runs: it loads the kernel, and allocates. Others of the process may
-  // be on the device, and wait for this one: so nothing here waits for all that the device does.
+  // Before anything of the rank runs: it loads the kernel, and allocates; it launches nothing.
+  // Others of the process may be on the device, and wait for this one: so nothing here waits for
+  // the device.
   bool start(std::string& error);
   // What is queued has come to its end.
   void stop();
@@ -57,6 +59,7 @@ class CudaBoxes : public BoxMover {
   decltype(&cuStreamBatchMemOp) batch_mem_op_ = nullptr;
   unsigned blocks_ = 1;  // as many as the device has at a time
   FirstLaunch first_launch_;
+  EventPool events_;
   mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<DeviceArena> memory_;
   std::uint64_t added_ = 0;

@@ -18,6 +18,7 @@
 #include "device/cuda/host/cuda_boxes.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/daemon_launcher.h"
+#include "device/cuda/host/event_pool.h"
 #include "device/cuda/host/kernel_launcher.h"
 #include "device/cuda/host/overlap_rule.h"
 #include "device/cuda/host/rank_memory.h"
@@ -213,7 +214,10 @@ class CudaDaemon : public StreamDaemon {
       copied_in_[inv.slot] = 0;  // the slot's next call is another's
       return false;
     }
-    launcher_.count_submission();  // the launcher may sleep on: nothing is to be launched
+    launcher_.count_submission();
+    // Nothing is to be launched. But the copy's end may have been counted before it was, so that
+    // the launcher has taken a call of the engine's for it, and sleeps.
+    launcher_.wake_if_asleep();
     return true;
   }
 
@@ -221,18 +225,7 @@ class CudaDaemon : public StreamDaemon {
                              std::string& error) override {
     const Unlocked unlocked(lock);
     const OnDevice on(o_.device);
-    cudaEvent_t event = nullptr;
-    if (!check_stream(stream, error) ||
-        !cuda_ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event",
-                 error)) {
-      return nullptr;
-    }
-    std::shared_ptr<void> noted(event,
-                                [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
-    if (!cuda_ok(cudaEventRecord(event, as_stream(stream)), "recording an event", error)) {
-      return nullptr;
-    }
-    return noted;
+    return check_stream(stream, error) ? events_.record(as_stream(stream), error) : nullptr;
   }
 
   bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
@@ -460,6 +453,7 @@ class CudaDaemon : public StreamDaemon {
   KernelLauncher kernels_;
   DaemonLauncher launcher_;
   RankReport report_;
+  EventPool events_;
   CudaBoxes boxes_;
   std::string boxes_failure_;  // why it did not start
   CudaRank* rank_ = nullptr;

@@ -26,8 +26,10 @@ std::unique_lock<std::mutex> FirstLaunch::guard(cudaStream_t stream) {
   }
   {
     const std::lock_guard lock(mutex_);
+    // (First: who asks for one that it has just made known may hold the lock.)
+    if (known_.count(id) != 0) return first;
     if (known_.size() >= kMostKnown) known_.clear();
-    if (!known_.insert(id).second) return first;
+    known_.insert(id);
   }
   // A stream with work has a queue; and may be full, so that a launch waits for room: not with the
   // lock that others' first launches need. (Another thread of this rank that launches into the
