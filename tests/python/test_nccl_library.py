@@ -152,7 +152,7 @@ def test_a_program_of_two_processes(tmp_path):
     for rank, (out, err) in enumerate(said):
         assert ranks[rank].returncode == 0, err
         assert json.loads(out)["sum"] == [2.0, 4.0, 1.0]
-        assert f"unjam run: NCCL calls are answered by {nccl_library()}" in err
+        assert f"unjam run: {nccl_library()} is loaded in front of NCCL" in err
         # Once, of the first rank.
         assert err.count("answers this program's NCCL calls") == (1 if rank == 0 else 0)
 
@@ -205,8 +205,20 @@ def test_what_a_program_gets():
         environment_with(Path("/some where/libnccl.so.2"), {})
 
 
-def test_the_doctor_says_where_it_is(monkeypatch):
+def test_the_doctor_says_where_it_is_and_what_is_in_it(monkeypatch, tmp_path):
     assert str(nccl_library()) in doctor.nccl_line().text
+    without = tmp_path / "without.so"
+    without.write_bytes(b"\x7fELF ... built without its CUDA part: ...")
+    line = doctor.nccl_finding(without, cuda=True)
+    assert line.state == doctor.WRONG and "+cu13 wheel" in line.cure
+    line = doctor.nccl_finding(without, cuda=False)
+    assert line.state == doctor.ABSENT and "host memory" in line.text
+    whole = tmp_path / "whole.so"
+    whole.write_bytes(b"\x7fELF ...")
+    assert doctor.nccl_finding(whole, cuda=True).state == doctor.OK
+    # The words by which it is known are those of the library that is built without.
+    words = (ROOT / "src" / "api" / "nccl" / "no_cuda_calls.cc").read_bytes()
+    assert doctor.WITHOUT_CUDA in words
 
     def missing():
         raise LibraryError("it is not there")

@@ -139,6 +139,39 @@ TEST_F(NcclCommunicators, Split) {
   });
 }
 
+TEST_F(NcclCommunicators, SeveralSplitsOfOneAtATime) {
+  constexpr int kRanks = 4, kSplits = 3;
+  const NcclId id = new_nccl_id();
+  run_nccl_ranks(kRanks, [&](int rank) {
+    const ncclComm_t all = init_nccl(kRanks, id, rank);
+    NcclConfig later{};
+    later.size = sizeof(later);
+    later.magic = unjam::nccl::kConfigMagic;
+    later.version = 22809;
+    later.blocking = 0;
+    for (const bool grouped : {true, false, true, false}) {
+      // By halves, by parity, and all in reversed order: what is mixed up has a wrong sum.
+      const std::array<int, kSplits> colors{rank / 2, rank % 2, 0};
+      const std::array<int, kSplits> sums{rank < 2 ? 1 : 5, rank % 2 == 0 ? 2 : 4, 6};
+      std::array<ncclComm_t, kSplits> parts{};
+      if (grouped) NCCL_CHECK(ncclGroupStart());
+      for (std::size_t i = 0; i < kSplits; ++i) {
+        const Code code =
+            ncclCommSplit(all, colors[i], -rank, &parts[i], grouped ? nullptr : &later);
+        if (code != (grouped ? Code::kSuccess : Code::kInProgress)) fail(last());
+      }
+      if (grouped) NCCL_CHECK(ncclGroupEnd());
+      for (std::size_t i = 0; i < kSplits; ++i) {
+        while (error_of(parts[i]) == Code::kInProgress) sleep_ms(1);
+        if (error_of(parts[i]) != Code::kSuccess) fail(ncclGetLastError(parts[i]));
+        expect_sum(parts[i], rank, sums[i]);
+        NCCL_CHECK(ncclCommDestroy(parts[i]));
+      }
+    }
+    NCCL_CHECK(ncclCommDestroy(all));
+  });
+}
+
 TEST_F(NcclCommunicators, ShrinkWithoutThoseThatAreGone) {
   constexpr int kRanks = 3;
   const NcclId id = new_nccl_id();
@@ -228,6 +261,80 @@ TEST_F(NcclCommunicators, AbortOfAPendingCallByAnotherThread) {
   });
 }
 
+TEST_F(NcclCommunicators, AbortBesideCallsOfOtherThreads) {
+  constexpr int kRanks = 2, kRounds = 20;
+  for (int round = 0; round < kRounds; ++round) {
+    const NcclId id = new_nccl_id();
+    run_nccl_ranks(kRanks, [&](int rank) {
+      const ncclComm_t comm = init_nccl(kRanks, id, rank);
+      std::atomic<int> called{0};
+      std::thread calling([&] {
+        unjam::nccl::set_host_device(rank);
+        Code code = Code::kSuccess;
+        float x = 1;
+        int number = 0;
+        while (code == Code::kSuccess) {
+          code = ncclAllReduce(&x, &x, 1, kNcclFloat32, kNcclSum, comm, nullptr);
+          ncclCommCount(comm, &number);
+          called.fetch_add(1);
+        }
+        called.store(kRounds);
+        synchronize();
+      });
+      while (called.load() <= round) sleep_ms(0);
+      NCCL_CHECK(ncclCommAbort(comm));
+      calling.join();
+    });
+  }
+}
+
+TEST_F(NcclCommunicators, MoreUnderWayThanThereIsRoomForIsSaid) {
+  constexpr int kRanks = 2, kKeys = 2;
+  const std::array<NcclId, kKeys + 1> ids{new_nccl_id(), new_nccl_id(), new_nccl_id()};
+  setenv("UNJAM_MAX_ACTIVE_KEYS", "2", 1);
+  std::atomic<bool> refused{false};
+  run_nccl_ranks(kRanks, [&](int rank) {
+    std::array<ncclComm_t, kKeys + 1> comms{};
+    for (std::size_t i = 0; i <= kKeys; ++i) comms[i] = init_nccl(kRanks, ids[i], rank);
+    while (rank == 1 && !refused.load()) sleep_ms(1);
+    std::array<std::int64_t, kKeys> x{1, 1};
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      NCCL_CHECK(ncclAllReduce(&x[i], &x[i], 1, kNcclInt64, kNcclSum, comms[i],
+                               stream_named(static_cast<int>(i) + 1)));
+    }
+    if (rank == 0) {
+      unjam::nccl::Operation third;
+      third.comm = unjam::nccl::find(comms[kKeys]);
+      std::int64_t y = 1;
+      third.recv = &y;
+      third.count = 1;
+      third.dtype = UNJAM_INT64;
+      const auto pending = [&] {
+        unjamStats_t stats{};
+        stats.size = sizeof(stats);
+        unjamGetStats(third.comm->job()->data(), &stats);
+        return stats.pending == kKeys;
+      };
+      if (!eventually(pending)) fail("they are not under way");
+      unjamRequest_t request = nullptr;
+      const unjam::nccl::Status status = unjam::nccl::submit(third, &y, UNJAM_STREAM_NONE, &request,
+                                                             std::chrono::milliseconds(100));
+      refused = true;
+      if (status.code != Code::kSystemError) fail("it was taken");
+      for (const char* const part : {"2 keys", "UNJAM_MAX_ACTIVE_KEYS", "nothing has moved"}) {
+        if (status.text.find(part) == std::string::npos) fail(status.text);
+      }
+    }
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      synchronize(static_cast<int>(i) + 1);
+      if (x[i] != kRanks) fail("a wrong sum");
+    }
+    expect_sum(comms[kKeys], 1, kRanks);
+    for (const ncclComm_t comm : comms) NCCL_CHECK(ncclCommDestroy(comm));
+  });
+  unsetenv("UNJAM_MAX_ACTIVE_KEYS");
+}
+
 TEST_F(NcclCommunicators, RanksThatDisagreeAreTold) {
   constexpr int kRanks = 2;
   const NcclId id = new_nccl_id();
@@ -253,7 +360,10 @@ TEST_F(NcclCommunicators, RevokedOnesCanBeSplit) {
     float x = 1;
     NCCL_CHECK(ncclRecv(&x, 1, kNcclFloat32, 1 - rank, comm, nullptr));
     NCCL_CHECK(ncclCommRevoke(comm, 0));
+    while (error_of(comm) == Code::kInProgress) sleep_ms(1);
+    if (error_of(comm) != Code::kSuccess) fail("it is not quiet");
     synchronize();
+    if (error_of(comm) != Code::kSuccess) fail("an error that the program has asked for");
     if (ncclAllReduce(&x, &x, 1, kNcclFloat32, 0, comm, nullptr) != Code::kInvalidUsage) {
       fail("a revoked communicator takes calls");
     }
@@ -315,6 +425,28 @@ TEST_F(NcclCommunicators, AbortedWhileTheyAreMade) {
     ncclCommInitRank(&late, 2, id, 1);
     ncclCommAbort(late);
   });
+}
+
+TEST_F(NcclCommunicators, AbortedWhileABlockingCallMakesThem) {
+  const NcclId id = new_nccl_id();
+  ncclComm_t comm = nullptr;
+  Code code = Code::kSuccess;
+  std::thread making([&] {
+    unjam::nccl::set_host_device(0);
+    code = ncclCommInitRank(&comm, 2, id, 0);
+  });
+  const std::atomic_ref<ncclComm_t> handle(comm);
+  while (handle.load() == nullptr) sleep_ms(1);
+  EXPECT_EQ(ncclCommAbort(handle.load()), Code::kSuccess);
+  run_nccl_ranks(1, [&](int) {
+    unjam::nccl::set_host_device(1);
+    ncclComm_t late = nullptr;
+    ncclCommInitRank(&late, 2, id, 1);
+    ncclCommAbort(late);
+  });
+  making.join();
+  EXPECT_EQ(code, Code::kInvalidUsage);
+  EXPECT_EQ(comm, nullptr);
 }
 
 TEST_F(NcclCommunicators, OneThreadMakesThoseOfAllRanks) {
@@ -383,6 +515,58 @@ TEST_F(NcclCommunicators, MemoryAndRegistrations) {
   NCCL_CHECK(ncclCommDestroy(comm));
   NCCL_CHECK(ncclCommDestroy(second));
   NCCL_CHECK(ncclMemFree(memory));
+}
+
+TEST_F(NcclCommunicators, RegistrationsEndWithThem) {
+  std::array<float, 64> memory{};
+  ncclComm_t comm = nullptr, second = nullptr;
+  NCCL_CHECK(ncclCommInitRank(&comm, 1, new_nccl_id(), 0));
+  NCCL_CHECK(ncclCommInitRank(&second, 1, new_nccl_id(), 0));
+  const auto job = unjam::nccl::find(comm)->job();
+  ASSERT_EQ(job_of(second), job.get());
+  void* handle = nullptr;
+  NCCL_CHECK(ncclCommRegister(comm, memory.data(), sizeof(memory), &handle));
+  EXPECT_EQ(job->windows(), 1);
+  NCCL_CHECK(ncclCommDestroy(comm));
+  EXPECT_EQ(job->windows(), 0);
+  EXPECT_EQ(ncclCommDeregister(comm, handle), Code::kSuccess);
+  EXPECT_EQ(ncclCommDeregister(comm, handle), Code::kInvalidArgument);
+  NCCL_CHECK(ncclCommDestroy(second));
+}
+
+TEST_F(NcclCommunicators, DeregisterWhileACallIsPending) {
+  constexpr int kRanks = 2;
+  const NcclId id = new_nccl_id(), other_id = new_nccl_id();
+  std::atomic<bool> checked{false};
+  run_nccl_ranks(kRanks, [&](int rank) {
+    const ncclComm_t comm = init_nccl(kRanks, id, rank);
+    const ncclComm_t other = init_nccl(kRanks, other_id, rank);
+    std::array<float, 64> memory{};
+    while (rank == 1 && !checked.load()) sleep_ms(1);
+    void* handle = nullptr;
+    NCCL_CHECK(ncclCommRegister(comm, memory.data(), sizeof(memory), &handle));
+    NCCL_CHECK(ncclAllReduce(memory.data(), memory.data(), 64, kNcclFloat32, kNcclSum, comm,
+                             stream_named(1)));
+    const auto job = unjam::nccl::find(comm)->job();
+    if (rank == 0) {
+      const auto pending = [&] {
+        unjamStats_t stats{};
+        stats.size = sizeof(stats);
+        unjamGetStats(job->data(), &stats);
+        return stats.pending == 1;
+      };
+      if (!eventually(pending)) fail("the call is not under way");
+      NCCL_CHECK(ncclCommDeregister(comm, handle));
+      if (job->windows() != 1) fail("no window, while a call into it is pending");
+      checked = true;
+    }
+    synchronize(1);
+    expect_sum(other, 1, kRanks);  // a further call, in front of which it goes
+    if (job->windows() != (rank == 0 ? 0 : 1)) fail("a window that nobody has registered");
+    NCCL_CHECK(ncclCommAbort(comm));
+    if (job->windows() != 0) fail("a window of a communicator that is gone");
+    NCCL_CHECK(ncclCommDestroy(other));
+  });
 }
 
 TEST(NcclJobs, LeaveRoomOnADeviceForEachOther) {

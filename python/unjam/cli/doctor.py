@@ -36,6 +36,8 @@ _TORCH = ((2, 11), (2, 15))  # the oldest and the newest that unjam is tried wit
 _LEAST_SHM = 64 << 20  # what Docker gives by default, in which torch's data loaders fail
 _LEAST_FILES = 1024
 _FILES_A_RANK = 8  # descriptors: of memory and connections, an upper bound
+# Of the text that a libnccl.so.2 without a CUDA part has for who calls it.
+WITHOUT_CUDA = b"built without its CUDA part"
 _GPU_RANKS = 8  # of the trial on GPUs at most
 
 
@@ -293,7 +295,21 @@ def nccl_line() -> Line:
         path = nccl_library()
     except UnjamError as error:
         return Line("NCCL", ABSENT, "no libnccl.so.2 of unjam's", str(error))
-    return Line("NCCL", OK, f"unjam run -- PROGRAM answers its calls by {path}")
+    return nccl_finding(path, cuda=any(not gpu.too_old for gpu in driver.look().gpus))
+
+
+def nccl_finding(path: Path, cuda: bool) -> Line:
+    """What there is to say of the library, which is not loaded for that: it sets variables.
+
+    Args:
+        path: the file.
+        cuda: whether there are GPUs for it.
+    """
+    if WITHOUT_CUDA not in path.read_bytes():
+        return Line("NCCL", OK, f"with its CUDA part, for unjam run -- PROGRAM: {path}")
+    text = f"without its CUDA part, for programs on host memory only: {path}"
+    cure = "install the +cu13 wheel, or build where nvcc 13 is found"
+    return Line("NCCL", WRONG if cuda else ABSENT, text, cure if cuda else "")
 
 
 # ---- the system ----

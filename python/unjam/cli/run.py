@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
     if shutil.which(words[0]) is None:
         complain(f"{words[0]}: no such program", "run")
         return 127
-    print(f"unjam run: NCCL calls are answered by {library}", file=sys.stderr, flush=True)
+    print(f"unjam run: {library} is loaded in front of NCCL", file=sys.stderr, flush=True)
     os.execvpe(words[0], words, environment)

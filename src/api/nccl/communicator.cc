@@ -23,11 +23,20 @@ constexpr std::size_t kKept = 64;
 // What is under way ends soon when its group was aborted.
 constexpr std::int64_t kAbortUs = 10'000'000;
 
-Status aborted_status() { return invalid_usage("the communicator was aborted (ncclCommAbort)"); }
-
 }  // namespace
 
-Communicator::~Communicator() { forget_requests(); }
+Status aborted_status() { return invalid_usage("the communicator was aborted (ncclCommAbort)"); }
+
+Communicator::~Communicator() {
+  const bool ended = aborted_.load() || revoked_.load();
+  for (unjamRequest* const request : requests_) {
+    // (A group with something pending cannot be destroyed.)
+    if (ended) unjamWait(request, kAbortUs);
+    unjamRequestFree(request);
+  }
+  if (data_.group != nullptr) unjamGroupDestroy(data_.group);
+  if (data_.talk != nullptr) unjamGroupDestroy(data_.talk);
+}
 
 void Communicator::begin(std::shared_ptr<Job> job, Membership membership, int rank) {
   {
@@ -56,10 +65,16 @@ void Communicator::fail(const Status& why) {
 Status Communicator::state() {
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return failure_;
+    if (!failure_.ok() && !revoked_.load()) return failure_;
     if (life_ == Life::kInProgress || finalizing_) {
       return {Code::kInProgress, "the communicator is being made, or ends"};
     }
+  }
+  if (revoked_.load()) {  // what was under way ends with errors, as the program wants it
+    take_results(true);
+    const std::lock_guard lock(mutex_);
+    if (queued_.load() == 0 && requests_.empty()) return {};
+    return {Code::kInProgress, "the communicator was revoked, and calls of it end"};
   }
   // Whether anything of the job has failed is known at once; whose call it was is looked up then.
   unjamResult_t error = UNJAM_SUCCESS;
@@ -162,12 +177,6 @@ Status Communicator::flush() {
   return aborted_.load() ? aborted_status() : failure_;
 }
 
-void Communicator::forget_requests() {
-  const std::lock_guard lock(mutex_);
-  for (unjamRequest* const request : requests_) unjamRequestFree(request);
-  requests_.clear();
-}
-
 // ---- operators ----
 
 int Communicator::add_scale(const Scale& scale) {
@@ -186,6 +195,20 @@ std::shared_ptr<const Scale> Communicator::scale_of(int op) {
 bool Communicator::remove_scale(int op) {
   const std::lock_guard lock(mutex_);
   return scales_.erase(op) != 0;
+}
+
+// ---- registered memory ----
+
+std::shared_ptr<Registration> Communicator::add_registration(void* memory, std::size_t bytes) {
+  auto made = std::make_shared<Registration>(job_, memory, bytes);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(registrations_, [](const auto& one) { return one->ended(); });
+  if (closed_) {  // meanwhile
+    made->end();
+  } else {
+    registrations_.push_back(made);
+  }
+  return made;
 }
 
 // ---- the end ----
@@ -212,10 +235,8 @@ void Communicator::abort() {
     if (life_ != Life::kReady) return;  // begin() sees it
     requests.swap(requests_);
   }
-  if (data_.group != nullptr) {
-    unjamGroupAbort(data_.group);
-    unjamGroupAbort(data_.talk);
-  }
+  unjamGroupAbort(data_.group);
+  unjamGroupAbort(data_.talk);
   for (unjamRequest* const request : requests) {
     unjamWait(request, kAbortUs);
     unjamRequestFree(request);
@@ -224,33 +245,28 @@ void Communicator::abort() {
 
 void Communicator::revoke() {
   revoked_.store(true);
-  if (data_.group == nullptr) return;
   unjamGroupAbort(data_.group);
-  flush();
 }
 
 void Communicator::close() {
-  Membership left;
+  std::vector<std::shared_ptr<Registration>> ended;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    if (life_ != Life::kReady) return;
-    left = std::exchange(data_, Membership{});
+    ended.swap(registrations_);
   }
-  forget_requests();
-  if (left.group != nullptr) unjamGroupDestroy(left.group);
-  if (left.talk != nullptr) unjamGroupDestroy(left.talk);
+  for (const auto& registration : ended) registration->end();
 }
 
 // ---- others made from it ----
 
-Status Communicator::exchange(const void* mine, std::size_t bytes, void* all) {
-  return nccl::exchange(data_.talk, mine, bytes, all);
+Status Communicator::exchange(std::uint64_t turn, const void* mine, std::size_t bytes, void* all) {
+  return nccl::exchange(data_.talk, "exchange " + std::to_string(turn), mine, bytes, all);
 }
 
-std::uint64_t Communicator::next_shrink(const std::string& of) {
+std::uint64_t Communicator::next_shrink(const std::vector<int>& excluded) {
   const std::lock_guard lock(mutex_);
-  return shrinks_[of]++;
+  return shrinks_[std::set<int>(excluded.begin(), excluded.end())]++;
 }
 
 namespace {
@@ -287,14 +303,14 @@ Status initialise(const std::shared_ptr<Communicator>& child, const UniqueId& id
   return begin(child, job, name_of(id), std::move(members), rank);
 }
 
-Status split(Communicator& parent, int color, int key, const std::shared_ptr<Communicator>& child) {
+Status split(Communicator& parent, std::uint64_t turn, int color, int key,
+             const std::shared_ptr<Communicator>& child) {
   struct Wish {
     std::int32_t color, key;
   };
   const Wish mine{color, key};
   std::vector<Wish> wishes(static_cast<std::size_t>(parent.size()));
-  const std::uint64_t turn = parent.next_split();
-  if (Status s = parent.exchange(&mine, sizeof(mine), wishes.data()); !s.ok()) {
+  if (Status s = parent.exchange(turn, &mine, sizeof(mine), wishes.data()); !s.ok()) {
     if (child != nullptr) child->fail(s);
     return s;
   }
@@ -319,7 +335,7 @@ Status split(Communicator& parent, int color, int key, const std::shared_ptr<Com
   return begin(child, parent.job(), name, std::move(members), rank);
 }
 
-Status shrink(Communicator& parent, const std::vector<int>& excluded,
+Status shrink(Communicator& parent, std::uint64_t turn, const std::vector<int>& excluded,
               const std::shared_ptr<Communicator>& child) {
   const std::set<int> out(excluded.begin(), excluded.end());
   std::string without;
@@ -331,8 +347,7 @@ Status shrink(Communicator& parent, const std::vector<int>& excluded,
     if (r == parent.rank()) rank = static_cast<int>(members.size());
     members.push_back(parent.members()[static_cast<std::size_t>(r)]);
   }
-  const std::string name =
-      parent.name() + ".shrink" + without + "." + std::to_string(parent.next_shrink(without));
+  const std::string name = parent.name() + ".shrink" + without + "." + std::to_string(turn);
   return begin(child, parent.job(), name, std::move(members), rank);
 }
 

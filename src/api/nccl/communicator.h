@@ -10,11 +10,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "api/nccl/job.h"
 #include "api/nccl/operation.h"
+#include "api/nccl/registration.h"
 #include "api/nccl/status.h"
 #include "api/nccl/types.h"
 #include "unjam/unjam.h"
@@ -29,15 +31,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   int device() const { return device_; }
   bool blocking() const { return blocking_; }
-  // Of those that have begun:
+  // Of those that have begun (begin() sets it, and nothing changes it before the destructor: a call
+  // that another thread is in may use the groups although the communicator was aborted):
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(data_.members.size()); }
   const std::shared_ptr<Job>& job() const { return job_; }
-  // NULL: it has left it.
-  unjamGroup_t group() const {
-    const std::lock_guard lock(mutex_);
-    return data_.group;
-  }
+  unjamGroup_t group() const { return data_.group; }
   const std::string& name() const { return data_.name; }
   const std::vector<int>& members() const { return data_.members; }
 
@@ -67,25 +66,30 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<const Scale> scale_of(int op);
   bool remove_scale(int op);
 
+  // ---- registered memory ----
+  std::shared_ptr<Registration> add_registration(void* memory, std::size_t bytes);
+
   // ---- the communicator's end ----
   // Waits for what is under way. May be called again.
   Status finalize();
   // Ends what is under way with an error, also on the other ranks.
   void abort();
+  // The same, but that others can be made from it. state() says when it is quiet.
   void revoke();
-  // Behind finalize() or abort(): leaves the group.
+  // Behind finalize() or abort(): takes no more calls, and ends its registrations. The groups go
+  // with the last call that holds the communicator.
   void close();
 
   // ---- others made from it ----
-  // All members give `bytes`; each gets everybody's. Collective.
-  Status exchange(const void* mine, std::size_t bytes, void* all);
+  // All members give `bytes`; each gets everybody's. Collective, of those with the same turn.
+  Status exchange(std::uint64_t turn, const void* mine, std::size_t bytes, void* all);
+  // Turns are taken when the program calls, in its order: what is made then goes in any.
   std::uint64_t next_split() { return splits_.fetch_add(1); }
-  std::uint64_t next_shrink(const std::string& of);
+  std::uint64_t next_shrink(const std::vector<int>& excluded);
 
  private:
   enum class Life : std::uint8_t { kInProgress, kReady, kFailed };
   Status take_results(bool all);
-  void forget_requests();
 
   const int device_;
   const bool blocking_;
@@ -101,7 +105,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status failure_;
   std::deque<unjamRequest_t> requests_;  // under way, or not looked at yet; the oldest first
   std::map<int, std::shared_ptr<const Scale>> scales_;
-  std::map<std::string, std::uint64_t> shrinks_;
+  std::vector<std::shared_ptr<Registration>> registrations_;
+  std::map<std::set<int>, std::uint64_t> shrinks_;
   int next_scale_ = static_cast<int>(Op::kNumOps);
 
   std::atomic<std::uint64_t> queued_{0};
@@ -109,6 +114,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> aborted_{false};
   std::atomic<bool> revoked_{false};
 };
+
+// What calls of one that was aborted get.
+Status aborted_status();
 
 // The handles of programs. A handle that is none, or is none any more, gives null.
 ncclComm_t hand_out(std::shared_ptr<Communicator> comm);
@@ -119,8 +127,9 @@ std::shared_ptr<Communicator> take_back(ncclComm_t handle);
 // split without a colour it is null.
 Status initialise(const std::shared_ptr<Communicator>& child, const UniqueId& id, int rank,
                   int size);
-Status split(Communicator& parent, int color, int key, const std::shared_ptr<Communicator>& child);
-Status shrink(Communicator& parent, const std::vector<int>& excluded,
+Status split(Communicator& parent, std::uint64_t turn, int color, int key,
+             const std::shared_ptr<Communicator>& child);
+Status shrink(Communicator& parent, std::uint64_t turn, const std::vector<int>& excluded,
               const std::shared_ptr<Communicator>& child);
 
 }  // namespace unjam::nccl

@@ -1,4 +1,5 @@
 // CUDA devices: calls in streams.
+#include <cstdint>
 #include <map>
 #include <set>
 #include <utility>
@@ -9,6 +10,8 @@
 
 namespace unjam::nccl {
 namespace {
+
+constexpr std::int64_t kScratchUs = 10'000'000;
 
 // Operations that were called together, on their way into their streams.
 class Launch {
@@ -36,12 +39,13 @@ class Launch {
       status = call_one(i, called);
     }
     // Also where one was refused: the others are under way.
-    for (const Called& c : called) {
+    for (Called& c : called) {
       const Status waits = wait_for(c);
+      c.waited_for = waits.ok();
       if (status.ok()) status = waits;
     }
-    for (Called& c : called) {
-      if (c.scratch != nullptr) {
+    for (const Called& c : called) {
+      if (c.scratch != nullptr && (c.waited_for || is_over(c))) {
         cuda::leave_scratch(c.operation->comm->device(), c.scratch, c.operation->stream);
       }
       c.operation->comm->keep(c.request);
@@ -55,6 +59,7 @@ class Launch {
     unjamRequest_t request;
     bool in_order;
     void* scratch;
+    bool waited_for;  // by its streams
   };
 
   Status join_streams() const {
@@ -68,7 +73,7 @@ class Launch {
 
   Status call_one(std::size_t which, std::vector<Called>& called) {
     const Operation& o = operations_[which];
-    Called c{&o, nullptr, may_go_in_order(operations_, which), nullptr};
+    Called c{&o, nullptr, may_go_in_order(operations_, which), nullptr, false};
     const void* input = o.send;
     if (o.scale != nullptr) {
       const int device = o.comm->device();
@@ -100,6 +105,15 @@ class Launch {
       if (result != UNJAM_SUCCESS) return from_unjam(result);
     }
     return {};
+  }
+
+  // Where no stream waits for it, this thread does. Its scratch stays if that takes too long: the
+  // call may still read there.
+  static bool is_over(const Called& c) {
+    unjamWait(c.request, kScratchUs);
+    int done = 0;
+    unjamTest(c.request, &done);
+    return done != 0;
   }
 
   std::vector<Operation> operations_;

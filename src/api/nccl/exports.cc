@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -64,13 +62,13 @@ Status read_config(const Config* config, bool inherited, bool& blocking) {
 }
 
 Status make(Making making) {
-  if (making.child != nullptr) *making.handle = hand_out(making.child);
+  if (making.child != nullptr) give(making.handle, hand_out(making.child));
   return noted(enqueue(std::move(making)));
 }
 
 Status init_rank(ncclComm_t* comm, int ranks, const UniqueId& id, int rank, const Config* config) {
   if (comm == nullptr) return null_argument("comm");
-  *comm = nullptr;
+  give(comm, nullptr);
   if (ranks < 1 || rank < 0 || rank >= ranks) {
     return invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
                             " ranks: they go from 0 to nranks - 1");
@@ -236,22 +234,6 @@ Code operation(What what, const Arguments& a, ncclComm_t comm, void* stream) {
   return guarded([&] { return noted(operate(what, a, comm, stream)); });
 }
 
-// ---- registered memory ----
-
-struct Registration {
-  std::weak_ptr<Job> job;
-  void* memory = nullptr;
-  std::size_t bytes = 0;
-};
-struct Registrations {
-  std::mutex mutex;
-  std::map<const void*, std::unique_ptr<Registration>> all;  // by their own addresses
-};
-Registrations& registrations() {
-  static Registrations* const all = new Registrations;
-  return *all;
-}
-
 }  // namespace
 
 // ---- versions and errors ----
@@ -394,8 +376,8 @@ UNJAM_NCCL_EXPORT(Code, ncclCommSplit,
     if (color != kNoColor) {
       making.child = std::make_shared<Communicator>(parent->device(), making.blocking);
     }
-    making.run = [parent, color, key, made = making.child] {
-      return split(*parent, color, key, made);
+    making.run = [parent, turn = parent->next_split(), color, key, made = making.child] {
+      return split(*parent, turn, color, key, made);
     };
     making.handle = child;
     return make(std::move(making));
@@ -430,9 +412,9 @@ UNJAM_NCCL_EXPORT(Code, ncclCommShrink,
       return noted(s);
     }
     making.child = std::make_shared<Communicator>(parent->device(), making.blocking);
-    making.run = [parent, out, flags, made = making.child] {
+    making.run = [parent, turn = parent->next_shrink(out), out, flags, made = making.child] {
       if (flags == kShrinkAbort) parent->revoke();
-      return shrink(*parent, out, made);
+      return shrink(*parent, turn, out, made);
     };
     making.handle = child;
     return make(std::move(making));
@@ -474,7 +456,7 @@ UNJAM_NCCL_EXPORT(Code, ncclCommAbort, (ncclComm_t comm)) {
   });
 }
 
-// ends what is pending; then split, shrink or destroy it
+// ends what is pending, without waiting; then split, shrink or destroy it
 UNJAM_NCCL_EXPORT(Code, ncclCommRevoke, (ncclComm_t comm, int flags)) {
   return guarded([&]() -> Status {
     const auto found = find(comm);
@@ -562,31 +544,18 @@ UNJAM_NCCL_EXPORT(Code, ncclCommRegister,
     if (found == nullptr) return no_communicator();
     if (Status s = found->check_ready(); !s.ok()) return s;
     if (memory == nullptr || bytes == 0) return invalid_argument("no memory to register");
-    found->job()->register_memory(memory, bytes);
-    auto made = std::make_unique<Registration>(Registration{found->job(), memory, bytes});
-    *handle = made.get();
-    const std::lock_guard lock(registrations().mutex);
-    registrations().all[made.get()] = std::move(made);
+    *handle = hand_out(found->add_registration(memory, bytes));
     return {};
   });
 }
 
-// while no operation writes there
-UNJAM_NCCL_EXPORT(Code, ncclCommDeregister, (ncclComm_t comm, void* handle)) {
+// a window goes when no operation writes there
+UNJAM_NCCL_EXPORT(Code, ncclCommDeregister, (ncclComm_t, void* handle)) {
   return guarded([&]() -> Status {
-    if (find(comm) == nullptr) return no_communicator();
     if (handle == nullptr) return {};
-    const std::lock_guard lock(registrations().mutex);
-    const auto found = registrations().all.find(handle);
-    if (found == registrations().all.end()) {
-      return invalid_argument("this is no handle of ncclCommRegister");
-    }
-    const Registration& registration = *found->second;
-    if (const auto job = registration.job.lock(); job != nullptr) {
-      const Status s = job->deregister_memory(registration.memory, registration.bytes);
-      if (!s.ok()) return s;
-    }
-    registrations().all.erase(found);
+    const auto registration = take_back_registration(handle);
+    if (registration == nullptr) return invalid_argument("this is no handle of ncclCommRegister");
+    registration->end();
     return {};
   });
 }

@@ -20,9 +20,11 @@ thread_local Group group;
 
 Status make(Making& making) {
   Status status = making.run();
+  // By another thread: its handle is none any more.
+  if (status.ok() && making.child != nullptr && making.child->aborted()) status = aborted_status();
   if (status.ok() || making.child == nullptr || !making.blocking) return status;
   take_back(*making.handle);
-  *making.handle = nullptr;
+  give(making.handle, nullptr);
   return status;
 }
 
@@ -78,7 +80,7 @@ Status end_group() {
       if (making.child == nullptr) continue;
       making.child->fail(ended.failure);
       take_back(*making.handle);
-      *making.handle = nullptr;
+      give(making.handle, nullptr);
     }
     return {ended.failure.code, "a call of the group was refused: " + ended.failure.text};
   }

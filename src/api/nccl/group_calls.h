@@ -1,6 +1,7 @@
 // ncclGroupStart and ncclGroupEnd: what a thread calls in between is done at the end, together.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 
@@ -17,6 +18,12 @@ struct Making {
   ncclComm_t* handle = nullptr;         // where the program wants it; NULL again if it fails
   bool blocking = true;
 };
+
+// Where the program wants it. Another thread may look there while the call waits for ranks, to
+// abort what is being made.
+inline void give(ncclComm_t* place, ncclComm_t handle) {
+  std::atomic_ref<ncclComm_t>(*place).store(handle);
+}
 
 void start_group();
 Status end_group();

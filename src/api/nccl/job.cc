@@ -1,6 +1,7 @@
 #include "api/nccl/job.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -21,6 +22,8 @@ struct Offer {
   std::int32_t rank;
   std::int32_t size;
 };
+
+constexpr int kActiveKeys = 512;
 
 // What members tell each other when they meet.
 struct Card {
@@ -169,6 +172,7 @@ struct Job::Windows {
   };
   std::mutex mutex;
   std::map<std::pair<void*, std::size_t>, One> all;
+  std::atomic<int> unused{0};
 };
 
 Job::Job(unjamContext_t control, unjamContext_t data, const unjamUniqueId_t& id, int rank, int size,
@@ -189,30 +193,48 @@ Job::~Job() {
 
 bool Job::register_memory(void* memory, std::size_t bytes) {
   const std::lock_guard lock(windows_->mutex);
-  Windows::One& one = windows_->all[{memory, bytes}];
-  if (one.users++ == 0) {
-    one.registered = unjamMemRegister(data_, memory, bytes) == UNJAM_SUCCESS;
-  }
+  const auto [found, added] = windows_->all.try_emplace({memory, bytes});
+  Windows::One& one = found->second;
+  if (one.users++ == 0 && !added) windows_->unused.fetch_sub(1);
+  remove_unused_locked();
+  if (added) one.registered = unjamMemRegister(data_, memory, bytes) == UNJAM_SUCCESS;
   return one.registered;
 }
 
-Status Job::deregister_memory(void* memory, std::size_t bytes) {
+void Job::deregister_memory(void* memory, std::size_t bytes) {
   const std::lock_guard lock(windows_->mutex);
   const auto found = windows_->all.find({memory, bytes});
-  if (found == windows_->all.end()) return invalid_argument("this memory is not registered");
-  if (--found->second.users != 0) return {};
-  const bool registered = found->second.registered;
-  if (registered) {
-    const unjamResult_t result = unjamMemDeregister(data_, memory);
-    if (result == UNJAM_ERROR_INVALID_USAGE) {  // a call into it is pending
-      ++found->second.users;
-      return from_unjam(result);
+  if (found != windows_->all.end() && --found->second.users == 0) windows_->unused.fetch_add(1);
+  remove_unused_locked();
+}
+
+void Job::remove_unused() {
+  if (windows_->unused.load() == 0) return;
+  const std::lock_guard lock(windows_->mutex);
+  remove_unused_locked();
+}
+
+void Job::remove_unused_locked() {
+  for (auto window = windows_->all.begin(); window != windows_->all.end();) {
+    const auto& [place, one] = *window;
+    // (Invalid usage: a call into it is pending. Any other error is a failed call's, and it is
+    // removed.)
+    const bool stays =
+        one.users != 0 ||
+        (one.registered && unjamMemDeregister(data_, place.first) == UNJAM_ERROR_INVALID_USAGE);
+    if (stays) {
+      ++window;
+      continue;
     }
-    windows_->all.erase(found);
-    return from_unjam(result);
+    window = windows_->all.erase(window);
+    windows_->unused.fetch_sub(1);
   }
-  windows_->all.erase(found);
-  return {};
+}
+
+int Job::windows() const {
+  const std::lock_guard lock(windows_->mutex);
+  return static_cast<int>(std::count_if(windows_->all.begin(), windows_->all.end(),
+                                        [](const auto& w) { return w.second.registered; }));
 }
 
 // ---- groups ----
@@ -235,10 +257,11 @@ Status make_membership(const Job& job, std::string name, std::vector<int> member
   return status;
 }
 
-Status exchange(unjamGroup_t group, const void* mine, std::size_t bytes, void* all) {
+Status exchange(unjamGroup_t group, const std::string& key, const void* mine, std::size_t bytes,
+                void* all) {
   unjamRequest_t request = nullptr;
   const unjamResult_t called =
-      unjamAllGather(group, "exchange", mine, all, bytes, UNJAM_UINT8, nullptr, &request);
+      unjamAllGather(group, key.c_str(), mine, all, bytes, UNJAM_UINT8, nullptr, &request);
   if (called != UNJAM_SUCCESS) return from_unjam(called);
   const unjamResult_t result = unjamWait(request, -1);
   Status status = from_unjam(result, unjamRequestError(request));
@@ -279,7 +302,7 @@ Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<
         r != UNJAM_SUCCESS) {
       return from_unjam(r);
     }
-    if (Status s = exchange(all, &card, sizeof(card), cards.data()); !s.ok()) return s;
+    if (Status s = exchange(all, "cards", &card, sizeof(card), cards.data()); !s.ok()) return s;
     unjamGroupDestroy(all);
   }
 
@@ -307,8 +330,11 @@ Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<
     if (theirs.lanes != 0) lanes = lanes == 0 ? theirs.lanes : std::min(lanes, theirs.lanes);
   }
   config.lanes = static_cast<std::uint32_t>(lanes);
-  // Each pair of ranks that send to each other has a key for each direction.
-  if (size > 8) config.max_active_keys = static_cast<std::uint32_t>(64 + 2 * size);
+  // Each communicator under way is a key, and each pair of ranks for each direction. Memory of keys
+  // comes as they are used.
+  if (std::getenv("UNJAM_MAX_ACTIVE_KEYS") == nullptr) {
+    config.max_active_keys = static_cast<std::uint32_t>(std::max(kActiveKeys, 64 + 2 * size));
+  }
   Held data;
   if (const unjamResult_t r = unjamInit(&data.context, size, cards[0].fresh, rank, &config);
       r != UNJAM_SUCCESS) {

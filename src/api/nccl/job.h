@@ -38,10 +38,16 @@ class Job {
 
   // Memory that peers may store into: counted, for several communicators may register it.
   bool register_memory(void* memory, std::size_t bytes);
-  Status deregister_memory(void* memory, std::size_t bytes);
+  // While a call into it is pending it stays a window, until remove_unused().
+  void deregister_memory(void* memory, std::size_t bytes);
+  // What nobody has registered any more. In front of each call, for the program may have freed it
+  // meanwhile: the next memory that lies there must not be taken for it.
+  void remove_unused();
+  int windows() const;
 
  private:
   struct Windows;
+  void remove_unused_locked();
   unjamContext* const control_;
   unjamContext* const data_;
   const unjamUniqueId_t id_;
@@ -63,8 +69,10 @@ Status make_membership(const Job& job, std::string name, std::vector<int> member
 // The members of a communicator meet. Waits for all.
 Status meet(const UniqueId& id, int rank, int size, int device, std::shared_ptr<Job>& job,
             std::vector<int>& members);
-// All members of `group` give `bytes`; each gets everybody's, in their order.
-Status exchange(unjamGroup_t group, const void* mine, std::size_t bytes, void* all);
+// All members of `group` give `bytes`; each gets everybody's, in their order. Exchanges
+// that are under way at a time have different keys.
+Status exchange(unjamGroup_t group, const std::string& key, const void* mine, std::size_t bytes,
+                void* all);
 
 // Of a device with `sms` SMs on which other jobs have taken `taken`: how many lanes one more may
 // have, and how many SMs it may take with these at most. 0: none.

@@ -50,14 +50,46 @@ unjamResult_t call(const Operation& o, const void* input, unjamStreamOrder_t ord
   return UNJAM_ERROR_INTERNAL;
 }
 
+namespace {
+
+// Grows while anything of the communicator's job moves.
+std::uint64_t moved(const Communicator& comm) {
+  unjamStats_t stats{};
+  stats.size = sizeof(stats);
+  if (unjamGetStats(comm.job()->data(), &stats) != UNJAM_SUCCESS) return 0;
+  return stats.completed + stats.slices;
+}
+
+}  // namespace
+
 Status submit(const Operation& o, const void* input, unjamStreamOrder_t order,
-              unjamRequest_t* request) {
+              unjamRequest_t* request, std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point since{}, looked{};
+  std::uint64_t before = 0;
+  o.comm->job()->remove_unused();
   for (;;) {
     const unjamResult_t result = call(o, input, order, request);
     if (result == UNJAM_SUCCESS) return {};
     // As where CUDA's queue is full: whoever calls waits until something has ended.
     const bool transient = result == UNJAM_ERROR_RESOURCES && unjamLastErrorIsTransient() != 0;
-    if (!transient || o.comm->aborted()) return from_unjam(result);
+    Status status = from_unjam(result);
+    if (!transient || o.comm->aborted()) return status;
+    // Where ranks call more communicators in different orders than there is room for, each waits
+    // for what the other cannot call: nothing would ever move again.
+    const Clock::time_point now = Clock::now();
+    if (now - looked > patience / 16) {
+      looked = now;
+      const std::uint64_t at = moved(*o.comm);
+      if (since == Clock::time_point{} || at != before) since = now;
+      before = at;
+      if (now - since > patience) {
+        status.text += " (nothing has moved for " + std::to_string(patience.count()) +
+                       " ms: ranks may call more communicators, or sends and receives of pairs, "
+                       "in different orders than may be under way)";
+        return status;
+      }
+    }
     o.comm->wait_for_room();
   }
 }

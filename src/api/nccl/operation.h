@@ -2,6 +2,7 @@
 // at the end of a group.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -49,9 +50,11 @@ struct Operation {
 // The call of the C API. input: instead of `send`. stream: where the order is not NONE.
 unjamResult_t call(const Operation& operation, const void* input, unjamStreamOrder_t order,
                    unjamRequest_t* request);
-// The same; waits while there is no room for it.
+// Longer than a rank is away to write its state; shorter than torch's watchdog waits.
+inline constexpr std::chrono::milliseconds kPatience{300'000};
+// The same; waits while there is no room for it, but no longer than `patience` while nothing moves.
 Status submit(const Operation& operation, const void* input, unjamStreamOrder_t order,
-              unjamRequest_t* request);
+              unjamRequest_t* request, std::chrono::milliseconds patience = kPatience);
 
 // Of the operations that are queued together: what each may wait for, see stream_launch.cc.
 bool may_go_in_order(const std::vector<Operation>& operations, std::size_t which);
