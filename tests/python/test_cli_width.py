@@ -43,8 +43,8 @@ COMMANDS = {
     "demo": ["demo", "--ranks", "3", "--iterations", "2", "--tries", "1", "--seed", "1"],
     "id": ["id"],
 }
-# Lines of these are paths and compilers' options, to be copied whole.
-PATHS = {"config", "doctor", "torch", "version"}
+# Lines of these are paths and compilers' options, to be copied whole; or run's program's.
+PATHS = {"config", "doctor", "run", "torch", "version"}
 
 
 def too_wide(text):

@@ -47,7 +47,16 @@ _LAUNCHED = "tests/python/test_docs.py::test_processes_started_by_a_loop"
 _GLOO = "tests/python/test_torch_training.py::test_recipe_beside_gloo"
 _RANKS = "tests/python/test_torch_training.py::test_alone"
 _EXAMPLES = "examples/torch/recipes/"
+_HOSTS = "tests/python/hosts_tools.py"  # of test_hosts.py
 ELSEWHERE = {
+    "python -m pip install libucx-cu13": "tools/setup_env.py",
+    "export UNJAM_ROOT=10.0.0.1:29600 UNJAM_ID=…": _HOSTS,
+    "UNJAM_RANKS=4 UNJAM_RANK=0 python rank.py & UNJAM_RANKS=4 UNJAM_RANK=1 python rank.py": _HOSTS,
+    "UNJAM_RANKS=4 UNJAM_RANK=2 python rank.py & UNJAM_RANKS=4 UNJAM_RANK=3 python rank.py": _HOSTS,
+    "export UNJAM_ROOT=127.0.0.1:29600 UNJAM_ID=$(unjam id) UNJAM_RANKS=2": _HOSTS,
+    "UNJAM_HOST_ID=a UNJAM_RANK=0 python rank.py & UNJAM_HOST_ID=b UNJAM_RANK=1 python rank.py": (
+        _HOSTS
+    ),
     "make demo": "tests/python/test_demo_offline.py::test_the_machines_own_tools_do",
     "make test": "tools/ci.py::main",
     "pip install ./unjam": _PACKAGE,
@@ -379,6 +388,8 @@ def test_commands_in_sentences_exist() -> None:
                 key=len,
             )
             assert known, f"{page}: there is no {quoted}"
+            if "--" in words:  # what stands behind it is another program's
+                words = words[: words.index("--")]
             asked = {word.split("=")[0] for word in words if word.startswith("--")}
             assert asked <= options()[known], f"{page}: {quoted}"
     assert seen > 50
