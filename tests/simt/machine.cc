@@ -145,8 +145,8 @@ class Block {
 
   // Some of its fibers go on. False: none can.
   bool work(std::uint64_t turns) {
-    const SharedVariables here = find_once();
-    std::memcpy(here.begin, shared.data(), here.bytes);
+    const SharedVariables here = find_once();  // a kernel may have none
+    if (here.bytes != 0) std::memcpy(here.begin, shared.data(), here.bytes);
     block_here = this;
     began = true;
     bool any = false;
@@ -156,7 +156,7 @@ class Block {
       go(*next);
       any = true;
     }
-    std::memcpy(shared.data(), here.begin, here.bytes);
+    if (here.bytes != 0) std::memcpy(shared.data(), here.begin, here.bytes);
     block_here = nullptr;
     if (live == 0) {
       over = true;
