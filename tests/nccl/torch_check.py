@@ -89,23 +89,30 @@ def objects(device: torch.device) -> None:
     _expect(one == ["hello"], "broadcast_object_list")
 
 
-def ddp(device: torch.device) -> None:
-    """DistributedDataParallel gives what one process gives with all data."""
+def _model(device: torch.device) -> torch.nn.Module:
+    """The same on all ranks."""
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 16)]
+    return torch.nn.Sequential(*layers).to(device)
+
+
+def _train(one: torch.nn.Module, many: torch.nn.Module, device: torch.device, batches: int) -> None:
+    """`one` has all data, `many` this rank's part."""
     rank, size = dist.get_rank(), dist.get_world_size()
-
-    def model() -> torch.nn.Module:
-        torch.manual_seed(3)
-        layers = [torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 16)]
-        return torch.nn.Sequential(*layers).to(device)
-
-    one, many = model(), torch.nn.parallel.DistributedDataParallel(model(), [device.index])
-    data = torch.randn(32, 8 * size, 256, generator=torch.Generator().manual_seed(5)).to(device)
+    data = torch.randn(batches, 8 * size, 256, generator=torch.Generator().manual_seed(5))
     for net, part in ((one, slice(None)), (many, slice(8 * rank, 8 * rank + 8))):
         sgd = torch.optim.SGD(net.parameters(), lr=0.05)
-        for batch in data:
+        for batch in data.to(device):
             sgd.zero_grad()
             net(batch[part]).square().mean().backward()
             sgd.step()
+
+
+def ddp(device: torch.device) -> None:
+    """DistributedDataParallel gives what one process gives with all data."""
+    one = _model(device)
+    many = torch.nn.parallel.DistributedDataParallel(_model(device), [device.index])
+    _train(one, many, device, batches=32)
     for a, b in zip(one.parameters(), many.parameters(), strict=True):
         _expect(torch.allclose(a, b, atol=1e-5), "DDP's parameters differ from one process's")
 
@@ -114,23 +121,10 @@ def fsdp(device: torch.device) -> None:
     """FSDP2 trains, and its parameters are one process's."""
     from torch.distributed.fsdp import fully_shard
 
-    size, rank = dist.get_world_size(), dist.get_rank()
-
-    def model() -> torch.nn.Module:
-        torch.manual_seed(3)
-        layers = [torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 16)]
-        return torch.nn.Sequential(*layers).to(device)
-
-    one, many = model(), model()
+    one, many = _model(device), _model(device)
     fully_shard(many[0])  # type: ignore[index]
     fully_shard(many)
-    data = torch.randn(16, 8 * size, 256, generator=torch.Generator().manual_seed(5)).to(device)
-    for net, part in ((one, slice(None)), (many, slice(8 * rank, 8 * rank + 8))):
-        sgd = torch.optim.SGD(net.parameters(), lr=0.05)
-        for batch in data:
-            sgd.zero_grad()
-            net(batch[part]).square().mean().backward()
-            sgd.step()
+    _train(one, many, device, batches=16)
     for a, b in zip(one.parameters(), many.parameters(), strict=True):
         whole = b.full_tensor()  # type: ignore[attr-defined]
         _expect(torch.allclose(a, whole, atol=1e-5), "FSDP's parameters differ from one process's")

@@ -7,7 +7,6 @@
 // happened.
 #pragma once
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -26,6 +25,7 @@
 #include "device/host/host_daemon.h"
 #include "engine/cuda_driver.h"
 #include "tests/support/job.h"
+#include "tests/support/mapped_arena.h"
 
 namespace unjam_test {
 
@@ -86,7 +86,7 @@ class DeviceOnHost : public unjam::CudaDriver {
   bool lines_come_whole() override { return false; }
   std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes, std::uint64_t,
                                                    std::string&) override {
-    return std::make_unique<Memory>(bytes);
+    return std::make_unique<MappedArena>(bytes, kOneProcess);
   }
   std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t, std::uint64_t,
                                                   std::string& error) override {
@@ -115,36 +115,6 @@ class DeviceOnHost : public unjam::CudaDriver {
 
  private:
   static constexpr const char* kOneProcess = "a device on the host is one process's";
-
-  class Memory : public unjam::DeviceArena {
-   public:
-    explicit Memory(std::uint64_t bytes)
-        : bytes_(bytes),
-          data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
-      if (data_ == MAP_FAILED) fail("no memory for an arena");
-    }
-    ~Memory() override { munmap(data_, bytes_); }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
-    unsigned char* data() const override { return static_cast<unsigned char*>(data_); }
-    bool add(std::uint64_t, std::uint64_t, std::string&) override { return true; }
-    bool adopt(std::uint64_t, std::uint64_t, int fd, std::string& error) override {
-      close(fd);
-      error = kOneProcess;
-      return false;
-    }
-    std::uint64_t bytes() const override { return bytes_; }
-    int share(std::uint64_t, std::string& error) override {
-      error = kOneProcess;
-      return -1;
-    }
-    bool map_for(int, std::uint64_t, std::string&) override { return true; }
-
-   private:
-    const std::uint64_t bytes_;
-    void* const data_;
-  };
 
   class Boxes : public unjam::BoxMover {
    public:
@@ -191,7 +161,7 @@ class DeviceOnHost : public unjam::CudaDriver {
     unsigned char* add(std::uint64_t bytes, std::string&) override {
       const std::lock_guard lock(mutex_);
       device_.added_ += bytes;
-      added_.push_back(std::make_unique<Memory>(bytes));
+      added_.push_back(std::make_unique<MappedArena>(bytes, kOneProcess));
       return added_.back()->data();
     }
     bool reaches(const void* memory, std::string& error) override {
@@ -212,7 +182,7 @@ class DeviceOnHost : public unjam::CudaDriver {
     std::vector<unsigned char> pinned_;
     std::mutex mutex_;
     std::vector<std::function<void()>> queue_;
-    std::vector<std::unique_ptr<Memory>> added_;
+    std::vector<std::unique_ptr<MappedArena>> added_;
   };
 
   class Engine : public unjam::StreamDaemon {

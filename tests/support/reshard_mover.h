@@ -156,4 +156,25 @@ inline void move_in_crossed_order(Rank& rank,
   }
 }
 
+// Drawn cases, each on a job of its own, on the device of `config`: each rank begins two plans in
+// another order, forth and back. Ends with the first that fails, whose text is told.
+inline void move_random_requests(int cases, const unjamConfig_t& config = default_config()) {
+  for (int i = 0; i < cases; ++i) {
+    Cases random(mix(base_seed(), static_cast<std::uint64_t>(i)));
+    auto [first, second] = there_and_back(random);
+    const std::string text = text_of(first);
+    const auto ranks = static_cast<int>(first.topology.host.size());
+    const auto there =
+        std::make_shared<const unjam::ReshardPlan>(unjam::reshard::make_plan(std::move(first)));
+    const auto back =
+        std::make_shared<const unjam::ReshardPlan>(unjam::reshard::make_plan(std::move(second)));
+    Job job(ranks, config);
+    job.run([&](Rank& rank) { move_in_crossed_order(rank, there, back); });
+    if (::testing::Test::HasFailure()) {
+      ADD_FAILURE() << "case " << i << ": " << text;
+      return;
+    }
+  }
+}
+
 }  // namespace unjam_test

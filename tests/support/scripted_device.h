@@ -10,7 +10,6 @@
 // first with the key's state, and the later ones without.
 #pragma once
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,6 +34,7 @@
 #include "base/unlocked.h"
 #include "engine/cuda_driver.h"
 #include "tests/support/job.h"
+#include "tests/support/mapped_arena.h"
 
 namespace unjam_test {
 
@@ -101,7 +101,7 @@ class ScriptedDevice : public unjam::CudaDriver {
   std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t, std::uint64_t,
                                                   std::string& error) override {
     close(fd);
-    error = "a scripted device is one process's";
+    error = kOneProcess;
     return nullptr;
   }
   bool register_host(void*, std::uint64_t, std::string&) override { return true; }
@@ -111,12 +111,12 @@ class ScriptedDevice : public unjam::CudaDriver {
   }
   bool check_window(int, const void*, std::uint64_t, std::string&) override { return true; }
   bool name_window(int, const void*, unjam::WindowName&, std::string& error) override {
-    error = "a scripted device is one process's";
+    error = kOneProcess;
     return false;
   }
   bool reach(int, int, std::string&) override { return true; }
   unsigned char* open_window(int, const unjam::WindowName&, std::string& error) override {
-    error = "a scripted device is one process's";
+    error = kOneProcess;
     return nullptr;
   }
   void close_window(int, const unjam::WindowName&) override {}
@@ -137,6 +137,7 @@ class ScriptedDevice : public unjam::CudaDriver {
   }
 
  private:
+  static constexpr const char* kOneProcess = "a scripted device is one process's";
   class Engine;
 
   struct Call {
@@ -164,31 +165,10 @@ class ScriptedDevice : public unjam::CudaDriver {
     bool no_memory = false;
   };
 
-  class Memory : public unjam::DeviceArena {
+  class Memory : public MappedArena {
    public:
     Memory(const ScriptedDevice& machine, int device, std::uint64_t bytes)
-        : machine_(machine),
-          device_(device),
-          bytes_(bytes),
-          data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
-      if (data_ == MAP_FAILED) fail("no memory for an arena");
-    }
-    ~Memory() override { munmap(data_, bytes_); }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
-    unsigned char* data() const override { return static_cast<unsigned char*>(data_); }
-    bool add(std::uint64_t, std::uint64_t, std::string&) override { return true; }
-    bool adopt(std::uint64_t, std::uint64_t, int fd, std::string& error) override {
-      close(fd);
-      error = "a scripted device is one process's";
-      return false;
-    }
-    std::uint64_t bytes() const override { return bytes_; }
-    int share(std::uint64_t, std::string& error) override {
-      error = "a scripted device is one process's";
-      return -1;
-    }
+        : MappedArena(bytes, kOneProcess), machine_(machine), device_(device) {}
     bool map_for(int device, std::uint64_t, std::string& error) override {
       const auto [one, other] = machine_.apart_;
       if (std::minmax(device, device_) != std::minmax(one, other)) return true;
@@ -200,8 +180,6 @@ class ScriptedDevice : public unjam::CudaDriver {
    private:
     const ScriptedDevice& machine_;
     const int device_;
-    const std::uint64_t bytes_;
-    void* const data_;
   };
 
   class Engine : public unjam::StreamDaemon {

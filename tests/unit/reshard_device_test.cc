@@ -48,21 +48,7 @@ class ReshardDevice : public testing::Test {
 
 // Each rank begins two plans in another order, forth and back, some twice.
 TEST_F(ReshardDevice, RandomRequestsInCrossedOrder) {
-  const int cases = kThreadSanitized ? 2 : 4;
-  for (int i = 0; i < cases; ++i) {
-    Cases random(mix(base_seed(), static_cast<std::uint64_t>(i)));
-    auto [first, second] = there_and_back(random);
-    const std::string text = text_of(first);
-    const auto ranks = static_cast<int>(first.topology.host.size());
-    const auto there = std::make_shared<const ReshardPlan>(reshard::make_plan(std::move(first)));
-    const auto back = std::make_shared<const ReshardPlan>(reshard::make_plan(std::move(second)));
-    Job job(ranks, device_config());
-    job.run([&](Rank& rank) { move_in_crossed_order(rank, there, back); });
-    if (::testing::Test::HasFailure()) {
-      ADD_FAILURE() << "case " << i << ": " << text;
-      return;
-    }
-  }
+  move_random_requests(kThreadSanitized ? 2 : 4, device_config());
   EXPECT_GT(device_.copied(), 0u);
 }
 

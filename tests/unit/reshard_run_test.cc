@@ -71,23 +71,7 @@ TEST(Boxes, WhatATypeCannotHoldBecomesItsNearestValue) {
 
 // ---- runs ----
 
-TEST(ReshardRun, RandomRequestsInCrossedOrder) {
-  const int cases = kThreadSanitized ? 4 : 12;
-  for (int i = 0; i < cases; ++i) {
-    Cases random(mix(base_seed(), static_cast<std::uint64_t>(i)));
-    auto [first, second] = there_and_back(random);
-    const std::string text = text_of(first);
-    const auto ranks = static_cast<int>(first.topology.host.size());
-    const auto there = std::make_shared<const ReshardPlan>(reshard::make_plan(std::move(first)));
-    const auto back = std::make_shared<const ReshardPlan>(reshard::make_plan(std::move(second)));
-    Job job(ranks);
-    job.run([&](Rank& rank) { move_in_crossed_order(rank, there, back); });
-    if (::testing::Test::HasFailure()) {
-      ADD_FAILURE() << "case " << i << ": " << text;
-      return;
-    }
-  }
-}
+TEST(ReshardRun, RandomRequestsInCrossedOrder) { move_random_requests(kThreadSanitized ? 4 : 12); }
 
 }  // namespace
 }  // namespace unjam_test
