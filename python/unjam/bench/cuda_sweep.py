@@ -58,9 +58,11 @@ def measure(sweep: Sweep, job: Job, case: Case) -> Iterator[Row]:
 
 
 def plan_of_all(plans: list[PlanUsed]) -> PlanUsed:
-    """What all ranks have used: of a kind with a root some have nothing to store into outputs."""
-    used = max(plans, key=lambda plan: (len(plan.protocol), plan.dma_share or 0.0))
-    return used
+    """What all ranks have used: of a kind with a root some have nothing to send.
+
+    The protocol says more of a rank that has sent straight, or by copy engines.
+    """
+    return max(plans, key=lambda plan: (len(plan.protocol), plan.dma_share or 0.0))
 
 
 def _device_row(

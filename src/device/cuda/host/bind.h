@@ -32,10 +32,13 @@ inline void bind(const Lowered& lowered, const Invocation& inv, StreamCall& call
   call = StreamCall{};  // of the call before
   static_cast<Schedule&>(call) = lowered.schedule;
   if (call.by_slots) {
-    // In place there is nothing to copy. Elsewhere what is sent blocks move, if they copy it too.
     SlotSteps& steps = call.steps;
-    steps.copies = steps.copies && inv.input != inv.output;
-    steps.carried = steps.carried && !steps.copies && (!steps.stores_sent || is_in_place(inv));
+    if (steps.copies || steps.stores_sent) {
+      // In place there is nothing to copy. Elsewhere blocks copy, and move what is sent, too.
+      const bool in_place = is_in_place(inv);
+      steps.copies = steps.copies && !in_place;
+      steps.carried = steps.carried && in_place;
+    }
     return;
   }
   call.plain = is_plain(lowered, inv);

@@ -32,22 +32,18 @@ CudaBoxes::~CudaBoxes() {
 bool CudaBoxes::start(std::string& error) {
   const OnDevice on(device_);
   void* pinned = nullptr;
+  if (!cuda_ok(cudaHostAlloc(&pinned, kPinnedBytes, cudaHostAllocPortable | cudaHostAllocMapped),
+               "allocating pinned memory for resharding", error)) {
+    return false;
+  }
+  pinned_ = static_cast<unsigned char*>(pinned);  // freed with the rank, when nobody waits for it
+  std::memset(pinned_, 0, kPinnedBytes);
   void* found = nullptr;
-  const auto allocate = [&] {
-    if (!cuda_ok(cudaHostAlloc(&pinned, kPinnedBytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                 "allocating pinned memory for resharding", error)) {
-      return false;
-    }
-    pinned_ = static_cast<unsigned char*>(pinned);  // freed with the rank, when nobody waits for it
-    std::memset(pinned_, 0, kPinnedBytes);
-    return true;
-  };
   cudaDriverEntryPointQueryResult how{};
   int greatest = 0, least = 0, sms = 0, a_sm = 0;
   cudaFuncAttributes attributes{};
   // (The kernel is loaded: loading it later would wait for one that spins.)
-  if (!allocate() ||
-      !cuda_ok(cudaFuncGetAttributes(&attributes, boxes_kernel()), "loading kernels", error) ||
+  if (!cuda_ok(cudaFuncGetAttributes(&attributes, boxes_kernel()), "loading kernels", error) ||
       !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&a_sm, boxes_kernel(), kThreads, 0),
                "measuring the kernel", error) ||
       !cuda_ok(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device_),
