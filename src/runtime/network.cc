@@ -39,8 +39,13 @@ Network::Network(std::unique_ptr<NetCarrier> carrier, Told told)
 
 Network::~Network() { close(); }
 
+// What could not be drained in time the destructor does not wait for again.
 bool Network::close() {
-  if (!opened_) return true;
+  if (opened_ && !drained_) drained_ = end_connections();
+  return drained_.value_or(true);
+}
+
+bool Network::end_connections() {
   if (driver_ != nullptr) driver_->stop();
   Fabric& fabric = carrier_->fabric();
   const auto each = [&](auto&& what) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -77,6 +78,7 @@ class Network : private CourierHome {
   void gone(std::uint32_t process, const char* why) override;
   void left(std::uint32_t process) override;
   void differs(std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t) override {}
+  bool end_connections();
   void add_news(News news);
   void miss(int process);
 
@@ -88,6 +90,7 @@ class Network : private CourierHome {
   const Told told_;
   Places places_;
   bool opened_ = false;
+  std::optional<bool> drained_;               // close()'s answer
   std::vector<unsigned char* const*> bases_;  // by rank
   std::unique_ptr<unsigned char, Free> memory_;
   std::unique_ptr<Courier> courier_;
