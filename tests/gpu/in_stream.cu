@@ -341,7 +341,7 @@ std::vector<Case> make_two_shot_cases(int ranks, std::uint64_t seed, std::size_t
   return cases;
 }
 
-// Mesh plans in slots of 4 KiB, which 32 lanes have a chunk each of from 128 KiB a part on.
+// Rsag plans in slots of 4 KiB, which 32 lanes have a chunk each of from 128 KiB a part on.
 // Chains have one part; each rank adds its own contribution, and rounds.
 constexpr int kRsag = 2, kChain = 5;
 constexpr unsigned kMeshSlot = 4096;

@@ -1,4 +1,4 @@
-// Mesh plans whose hops lie passes apart, what they are lowered to, and who sends what to whom by
+// Rsag plans whose hops lie passes apart, what they are lowered to, and who sends what to whom by
 // them.
 #pragma once
 

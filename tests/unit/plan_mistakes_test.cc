@@ -532,7 +532,7 @@ TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
   expect_error(u, {"rank 1 primitive 0", "packets that are scattered are not copied"});
 }
 
-// Mesh plans with a root (rank 2), whose part is empty; the others own one each. Broadcast: the
+// Rsag plans with a root (rank 2), whose part is empty; the others own one each. Broadcast: the
 // root 0 copy_scatter; the others 0 recv_copy_send_all from 2, 1 collect. Reduce: the root 0
 // scatter, 1 collect; the others 0 scatter, 1 gather_reduce_send to 2.
 
@@ -1417,7 +1417,7 @@ TEST(PlanMistakes, ATreeThatTakesSumsForContributions) {
   }
 }
 
-// Mesh plans whose chunks lie passes apart; `together`: slices that send and receive.
+// Rsag plans whose chunks lie passes apart; `together`: slices that send and receive.
 Planted make_overlapping(Kind kind, bool together) {
   Planted p;
   p.request.kind = kind;
